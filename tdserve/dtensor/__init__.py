@@ -40,8 +40,9 @@ def publish(
     """Publishes the next version of sharded weights. Every rank of the group calls it, with a client of its own.
 
     Each rank sends its own shards, and of a replica one rank does. Once all are stored, rank 0 publishes the version,
-    so that it becomes visible as a whole. If a rank raises, so do all, and the last version stays the newest; a rank
-    that has ended is noticed by the process group, within the group's timeout.
+    so that it becomes visible as a whole. If a rank raises, so do all, and the last version stays the newest. Only if
+    the outcome of this last request is unknown, or a rank ends meanwhile, the version may be there all the same: then
+    the errors of tdserve say so. A rank that has ended is noticed by the process group, within the group's timeout.
 
     Args:
         client: A client of the same server, or cluster, in every rank.
@@ -62,6 +63,8 @@ def publish(
         NotSupportedError: A leaf is ``Partial``, or cannot be sent. Nothing was published.
         SpecMismatchError: Ranks differ in a leaf, or together lack some of it. Nothing was published.
         TransferAbortedError: Another rank has raised an error, which this one quotes.
+        DeadlineExceededError, TransportError: There was no answer in time. If the text says that the version may be
+            there, the parts are stored, and only rank 0's last request was not answered.
         Others: As raised by ``Client.publish``.
     """
     ranks = Ranks(group)

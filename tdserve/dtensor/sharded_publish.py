@@ -13,10 +13,14 @@ from tensordict import TensorDict
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
+    ClosedError,
+    DeadlineExceededError,
     InvalidRequestError,
+    StoreNotCreatedError,
     StoreNotFoundError,
     TDServeError,
     TransferAbortedError,
+    TransportError,
     WrongStateError,
 )
 from tdserve.base.ids import check_store_name
@@ -35,6 +39,9 @@ from tdserve.dtensor.sharded_index import (
     assign_pieces,
 )
 from tdserve.dtensor.state_leaves import StateLeaves, collect_leaves
+
+UNCLEAR = (DeadlineExceededError, TransportError, ClosedError)
+"""Errors of a request that the server may have done, or may still do."""
 
 _Result = TypeVar("_Result")
 
@@ -57,8 +64,17 @@ class Ranks:
         if self.rank < 0:
             raise WrongStateError(state="this process is not in the group", event="tdserve.dtensor.publish")
 
-    def exchange(self, step: Callable[[], _Result], deadline: Deadline) -> list[_Result]:
+    def exchange(
+        self,
+        step: Callable[[], _Result],
+        deadline: Deadline,
+        *,
+        outcome: str = "the last version is the newest as before",
+    ) -> list[_Result]:
         """Makes a step in each rank, whose calls have this deadline, and returns the results of all, by rank.
+
+        Args:
+            outcome: What holds if a rank raises, for the errors of the others.
 
         Raises:
             TransferAbortedError: Another rank has raised an error in its step, which the error quotes; that rank
@@ -80,7 +96,7 @@ class Ranks:
             raise error
         fault = next((f"rank {rank} has raised {text}" for rank, (_, text) in enumerate(every) if text), "")
         if fault:
-            raise TransferAbortedError(reason=f"{fault}; the last version is the newest as before")
+            raise TransferAbortedError(reason=f"{fault}; {outcome}")
         return [result for result, _ in every]
 
 
@@ -134,7 +150,8 @@ class ShardedPublish:
         def publish_index() -> int:
             return self._publish_index(state, pieces, ranks, parts) if is_first else 0
 
-        return self._ranks.exchange(publish_index, self._deadline)[0]
+        outcome = "unless that says otherwise, the last version is the newest as before"
+        return self._ranks.exchange(publish_index, self._deadline, outcome=outcome)[0]
 
     def _describe(self, state: StateLeaves) -> _RankState:
         leaves = {
@@ -197,14 +214,26 @@ class ShardedPublish:
         content: dict[str, Any] = {"index": ShardedIndex(ranks[0].publication, parts, leaves).encode()}
         if state.values:
             content["values"] = state.values
-        version: int = self._client.publish(
-            self._name,
-            {SHARDED: content},
-            metadata={**(self._metadata or {}), SHARDED: {"parts": used}},
-            keep=self._keep,
-        )
+        mark = {"publication": ranks[0].publication, "parts": used}
+        metadata = {**(self._metadata or {}), SHARDED: mark}
+        try:
+            version: int = self._client.publish(self._name, {SHARDED: content}, metadata=metadata, keep=self._keep)
+        except StoreNotCreatedError:
+            raise
+        except UNCLEAR as error:
+            found = self._find_version(ranks[0].publication)
+            if found is None:
+                raise _make_unclear_error(error, self._name) from error
+            version = found
         self._delete_parts({*(ranks[0].needed or {})} - {*used})
         return version
+
+    def _find_version(self, publication: str) -> int | None:
+        """Finds the version of a publish whose outcome is unclear; None if it is not seen in time."""
+        with suppress(TDServeError):
+            versions = self._list_versions(self._name)
+            return next((each.version for each in versions if read_publication(each.metadata) == publication), None)
+        return None
 
     def _delete_parts(self, before: set[str]) -> None:
         """Deletes parts of ranks that there are no more, unless a readable version needs them.
@@ -220,6 +249,16 @@ class ShardedPublish:
                     self._client.delete(part)
 
 
+def _make_unclear_error(error: TDServeError, name: str) -> TDServeError:
+    said = f"the version may be there all the same, or come yet: client.versions({name!r}) lists it then"
+    if isinstance(error, DeadlineExceededError):
+        timeout_s = error.fields["timeout_s"]
+        return DeadlineExceededError(what=f"the publish of the index of {name!r} ({said})", timeout_s=timeout_s)
+    if "reason" in error.fields:
+        return error.with_fields(reason=f"{error.fields['reason']}; {said}")
+    return TransferAbortedError(reason=f"{error}; {said}")
+
+
 def name_part(name: str, rank: int) -> str:
     """Returns the name of the weights that a rank publishes its pieces as."""
     return f"{name}.part-{rank}"
@@ -233,6 +272,6 @@ def list_parts(found: VersionInfo, name: str) -> dict[str, int]:
 
 
 def read_publication(metadata: Mapping[str, Any]) -> str:
-    """Returns the identity of the publish that a version of a part belongs to; "" if it is no part."""
+    """Returns the identity of the publish that a version of a part, or an index, belongs to; "" if it is neither."""
     mark = metadata.get(SHARDED)
     return str(mark.get("publication", "")) if isinstance(mark, dict) else ""

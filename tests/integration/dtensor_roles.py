@@ -340,6 +340,16 @@ def publish_untied(say: Say, address: str, name: str, *, folder: str, rank: int,
     say("done")
 
 
+def publish_unanswered(say: Say, address: str, name: str, *, folder: str, rank: int, size: int) -> None:
+    """Publishes a version, whose index is not answered; prints the error."""
+    with join(folder, rank, size), tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
+        leaves = shard({"a": torch.ones(4)}, make_mesh((-1,)), [Shard(0)])
+        try:
+            dtensor.publish(client, name, leaves, timeout_s=3.0)
+        except tdserve.TDServeError as error:
+            say(type(error).__name__, error)
+
+
 def read_plain(say: Say, address: str, name: str, *, folder: str, rank: int, size: int) -> None:
     """Reads what was published as a whole into shards, and follows it."""
     with join(folder, rank, size), tdserve.connect(address, timeout_s=TIMEOUT_S) as client:

@@ -15,6 +15,7 @@ from torch import nn
 import tdserve
 from tdserve import dtensor
 from tdserve.dtensor import sharded_reads
+from tests.integration.crashing import Crashing
 from tests.integration.dtensor_roles import Net, is_same, make_state
 from tests.integration.forked_clients import Child, ForkedClients
 
@@ -104,6 +105,27 @@ def test_publish_when_a_rank_raises_then_all_do_and_the_last_version_stays_whole
         assert said[-1] == "done"
 
 
+def test_publish_when_the_answer_to_the_index_is_lost_then_errors_name_both_outcomes(
+    ranks: ForkedClients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends as soon as it has the index, which follows two parts, on record."""
+    with monkeypatch.context() as patched:
+        patched.setenv("TDSERVE_FAILPOINT", "publish.recorded:3")
+        crashing = Crashing(tmp_path / "root")
+    with crashing:
+        found = run(ranks, "publish_unanswered", crashing.server.address, "w", tmp_path / "ranks", 2)
+        first, second = (" ".join(lines[0]) for lines in found)
+        said = "the version may be there all the same, or come yet: client.versions('w') lists it then"
+        assert said in first
+        assert second.startswith("TransferAbortedError")
+        assert said in second
+        crashing.start()
+        with crashing.server.client() as client:
+            into = {"a": torch.zeros(4)}
+            assert dtensor.version(client, "w", 1, into=into).version == 1
+            assert into["a"].tolist() == [1.0] * 4
+
+
 def test_publish_when_a_rank_is_killed_then_the_other_raises_and_the_last_version_stays(
     server: tdserve.Server, ranks: ForkedClients, client: tdserve.Client, name: str, tmp_path: Path
 ) -> None:
@@ -190,7 +212,9 @@ def test_plain_reader_when_version_is_sharded_then_sees_the_index_and_where_to_g
     found = client.latest(name, numpy=False)
     assert found is not None
     assert list(found.data.keys()) == ["tdserve.dtensor"]
-    assert found.metadata == {"step": 1, "tdserve.dtensor": {"parts": {f"{name}.part-0": 1}}}
+    publication = client.versions(f"{name}.part-0")[0].metadata["tdserve.dtensor"]["publication"]
+    mark = {"parts": {f"{name}.part-0": 1}, "publication": publication}
+    assert found.metadata == {"step": 1, "tdserve.dtensor": mark}
     with pytest.raises(
         tdserve.SpecMismatchError, match=r"tdserve\.dtensor\.latest\(client, .*, into=module\) reads it"
     ):
