@@ -14,8 +14,13 @@ from tdserve.dtensor.shard_regions import Region, make_whole
 from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.nodes import Path
 
-FORMAT = 1
+FORMAT = 2
 """Of the index; a reader refuses others."""
+
+
+def name_part(name: str, rank: int) -> str:
+    """Returns the name of the weights that a rank publishes its pieces as."""
+    return f"{name}.part-{rank}"
 
 
 class PartVersion(NamedTuple):
@@ -71,17 +76,26 @@ class ShardedIndex:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self) -> str:
-        """Returns the index without the values, as JSON."""
+        """Returns the index without the values, as JSON.
+
+        It has no names of parts, so that it stays right when all of them are restored under other names.
+        """
         leaves = {
             name: [leaf.dtype, leaf.shape, [[piece.part, piece.key[0], *piece.region] for piece in leaf.pieces]]
             for name, leaf in self.leaves.items()
         }
-        found = {"format": FORMAT, "publication": self.publication, "parts": self.parts, "leaves": leaves}
+        parts = [(part.version, part.num_pieces) for part in self.parts]
+        found = {"format": FORMAT, "publication": self.publication, "parts": parts, "leaves": leaves}
         return json.dumps(found, separators=(",", ":"))
 
 
 def decode_index(text: str, values: Mapping[str, Any], *, store: str) -> ShardedIndex:
     """Reads an index.
+
+    Args:
+        text: What ``encode`` has returned.
+        values: What is no tensor, by name.
+        store: Name of the weights, after which the parts are named: the first is of rank 0.
 
     Raises:
         NotSupportedError: It is of another format.
@@ -103,7 +117,11 @@ def decode_index(text: str, values: Mapping[str, Any], *, store: str) -> Sharded
             )
             for name, (dtype, shape, pieces) in found["leaves"].items()
         }
-        return ShardedIndex(found["publication"], [PartVersion(*part) for part in found["parts"]], leaves, values)
+        parts = [
+            PartVersion(name_part(store, rank), version, num_pieces)
+            for rank, (version, num_pieces) in enumerate(found["parts"])
+        ]
+        return ShardedIndex(found["publication"], parts, leaves, values)
     except (KeyError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
         raise CorruptDataError(path=f"weights {store!r}", expected="the index of a version", actual=what) from error

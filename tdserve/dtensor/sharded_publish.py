@@ -37,6 +37,7 @@ from tdserve.dtensor.sharded_index import (
     RankLeaf,
     ShardedIndex,
     assign_pieces,
+    name_part,
 )
 from tdserve.dtensor.state_leaves import StateLeaves, collect_leaves
 
@@ -193,7 +194,7 @@ class ShardedPublish:
         version = self._client.publish(
             part,
             TensorDict(own),
-            metadata={SHARDED: {"of": self._name, "publication": first.publication}},
+            metadata={SHARDED: {"publication": first.publication}},
             keep=max(len(kept) + 1, 2),
         )
         return PartVersion(part, version, len(own))
@@ -210,7 +211,7 @@ class ShardedPublish:
             leaf = next(each.leaves[name] for each in ranks if name in each.leaves)
             indexed = [IndexedPiece(piece.rank, (piece.key,), piece.region) for piece in owned]
             leaves[name] = IndexedLeaf(leaf.dtype, leaf.shape, indexed)
-        used = {part.name: part.version for part in parts if part.version}
+        used = {str(rank): part.version for rank, part in enumerate(parts) if part.version}
         content: dict[str, Any] = {"index": ShardedIndex(ranks[0].publication, parts, leaves).encode()}
         if state.values:
             content["values"] = state.values
@@ -225,7 +226,7 @@ class ShardedPublish:
             if found is None:
                 raise _make_unclear_error(error, self._name) from error
             version = found
-        self._delete_parts({*(ranks[0].needed or {})} - {*used})
+        self._delete_parts({*(ranks[0].needed or {})} - {part.name for part in parts if part.version})
         return version
 
     def _find_version(self, publication: str) -> int | None:
@@ -259,16 +260,11 @@ def _make_unclear_error(error: TDServeError, name: str) -> TDServeError:
     return TransferAbortedError(reason=f"{error}; {said}")
 
 
-def name_part(name: str, rank: int) -> str:
-    """Returns the name of the weights that a rank publishes its pieces as."""
-    return f"{name}.part-{rank}"
-
-
 def list_parts(found: VersionInfo, name: str) -> dict[str, int]:
     """Returns which versions of which parts a sharded version needs; none of another."""
     mark = found.metadata.get(SHARDED)
     parts: Any = mark.get("parts") if isinstance(mark, dict) else None
-    return {part: version for part, version in (parts or {}).items() if part.startswith(f"{name}.part-")}
+    return {name_part(name, int(rank)): version for rank, version in (parts or {}).items() if rank.isdecimal()}
 
 
 def read_publication(metadata: Mapping[str, Any]) -> str:

@@ -185,6 +185,23 @@ def test_publisher_of_the_whole_when_read_into_shards_then_each_rank_gets_its_ow
     assert run(ranks, "read_plain", server.address, name, tmp_path, 2) == [[["done"]]] * 2
 
 
+def test_restored_copy_when_the_original_goes_on_then_reads_and_deletes_its_own_parts(
+    server: tdserve.Server, ranks: ForkedClients, client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    leaf = {"a": torch.zeros(16, 300)}
+    run(ranks, "publish_numbers", server.address, name, tmp_path / "ranks", 2, num_versions=1, keep=1)
+    names = [name, *(f"{name}.part-{rank}" for rank in range(2))]
+    client.checkpoint(str(tmp_path / "place"))
+    client.restore(str(tmp_path / "place"), names=names, prefix="old-")
+    for number in (2, 3, 4):
+        dtensor.publish(client, name, {"a": leaf["a"] + number}, keep=1)
+    into = {key: torch.zeros(11, 300) for key in "abc"}
+    assert dtensor.latest(client, f"old-{name}", into=into) is not None
+    assert all(bool((each == 1).all()) for each in into.values())
+    dtensor.publish(client, f"old-{name}", leaf, keep=1)
+    assert client.stores(f"old-{name}") == [f"old-{each}" for each in names[:2]]
+
+
 def test_tied_destination_when_version_is_untied_then_has_the_last_name_as_a_whole(
     server: tdserve.Server, ranks: ForkedClients, client: tdserve.Client, name: str, tmp_path: Path
 ) -> None:
@@ -213,7 +230,7 @@ def test_plain_reader_when_version_is_sharded_then_sees_the_index_and_where_to_g
     assert found is not None
     assert list(found.data.keys()) == ["tdserve.dtensor"]
     publication = client.versions(f"{name}.part-0")[0].metadata["tdserve.dtensor"]["publication"]
-    mark = {"parts": {f"{name}.part-0": 1}, "publication": publication}
+    mark = {"parts": {"0": 1}, "publication": publication}
     assert found.metadata == {"step": 1, "tdserve.dtensor": mark}
     with pytest.raises(
         tdserve.SpecMismatchError, match=r"tdserve\.dtensor\.latest\(client, .*, into=module\) reads it"

@@ -33,15 +33,20 @@ def test_index_when_encoded_then_decoded_is_equal() -> None:
     assert decode_index(index.encode(), {"step": 3}, store="w") == index
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', '{"format": 1, "leaves": {"a": 3}}'])
+def test_index_when_its_store_is_restored_under_another_name_then_parts_are_named_after_that() -> None:
+    index = ShardedIndex("ab12", [PartVersion("w.part-0", 7, 2)], {})
+    assert decode_index(index.encode(), {}, store="old-w").parts == [PartVersion("old-w.part-0", 7, 2)]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 2, "leaves": {"a": 3}}'])
 def test_index_when_damaged_then_refused(text: str) -> None:
     with pytest.raises(CorruptDataError, match="weights 'w'"):
         decode_index(text, {}, store="w")
 
 
 def test_index_when_of_another_format_then_refused() -> None:
-    with pytest.raises(NotSupportedError, match="format 2 of sharded weights 'w'"):
-        decode_index(json.dumps({"format": 2}), {}, store="w")
+    with pytest.raises(NotSupportedError, match="format 3 of sharded weights 'w'"):
+        decode_index(json.dumps({"format": 3}), {}, store="w")
 
 
 def test_pieces_when_several_ranks_have_a_box_then_one_publishes_it_and_loads_are_even() -> None:
