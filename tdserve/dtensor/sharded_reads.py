@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -178,7 +179,9 @@ def read_into(client: Client | ClusterClient, found: FoundVersion, state: StateL
     with torch.no_grad():
         # Of leaves that share memory, as tied parameters do, the last name's is what stays, and as a whole.
         for each in sorted(copies, key=lambda found: found.leaf.split(".")):
-            each.place.copy_(each.content)
+            # What was made in inference mode can be written there only; of others torch counts changes outside of it.
+            with torch.inference_mode() if each.place.is_inference() else nullcontext():
+                each.place.copy_(each.content)
     for name, setter in state.setters.items():
         if name in found.contents.values:
             setter(found.contents.values[name])

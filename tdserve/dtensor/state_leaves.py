@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.client.weights.module_misfits import make_meta_error
 from tdserve.dtensor.shard_regions import Region, get_local, list_regions, make_whole
+from tdserve.structure.array_tensors import make_refusal
 from tdserve.structure.module_state import find_stateful
 from tdserve.structure.plain_tensors import to_plain
 from tdserve.structure.torch_types import from_torch
@@ -89,11 +90,21 @@ def _make_leaf(item: torch.Tensor, key: str, store: str, is_destination: bool) -
         raise NotSupportedError(feature=feature, reason=f"{reason}; call to_empty(device=...) first")
     is_sharded = isinstance(item, DTensor)
     local = to_plain(get_local(item), (key,), store=store)
+    if is_destination and _has_overlap(local):
+        raise make_refusal(
+            "an expanded tensor as destination", (key,), store, "its elements share memory, give a clone"
+        )
     if isinstance(item, DTensor):
         held = [(region, local[index]) for region, index in list_regions(item, key, store=store)]
     else:
         held = [(make_whole(local.shape), local)] if local.numel() else []
     return StateLeaf(from_torch(local.dtype), tuple(item.shape), is_sharded, held)
+
+
+def _has_overlap(local: torch.Tensor) -> bool:
+    """Returns whether torch would refuse to copy to it."""
+    sizes = zip(local.stride(), local.shape, strict=True)
+    return not local.is_contiguous() and any(stride == 0 and size > 1 for stride, size in sizes)
 
 
 def _is_node(item: Any) -> bool:
@@ -111,19 +122,34 @@ def _iter_entries(content: Any, prefix: str, store: str, is_destination: bool) -
             feature=f"filling a stack of tensordicts ({where})", reason="its leaves are copies; call .contiguous()"
         )
     entries: Any = content
+    is_fixed = entries.is_locked if _is_node(entries) else not isinstance(entries, MutableMapping)
     for key, item in entries.items():
         if not isinstance(key, str):
             reason = (
                 f"key {key!r} below {prefix!r} is no str; torch's get_state_dict gives an optimizer's state by names"
             )
             raise InvalidRequestError(argument="content", reason=reason)
-        if isinstance(item, (nn.Module, Mapping)) or _is_node(item):
+        if is_destination and is_fixed and (not isinstance(item, torch.Tensor) and not _is_container(item)):
+            raise NotSupportedError(
+                feature=f"filling key {prefix + key!r} of weights {store!r}, which is no tensor,",
+                reason=f"its {type(entries).__name__} cannot be changed: give a dict, or an unlocked TensorDict",
+            )
+        if _is_container(item):
             yield from _iter_entries(item, f"{prefix}{key}.", store, is_destination)
         elif isinstance(item, NonTensorData):
-            yield f"{prefix}{key}", item.data, partial(entries.set_non_tensor, key)
+            yield f"{prefix}{key}", item.data, partial(_find_setter(entries), key)
         else:
-            setter = entries.set_non_tensor if _is_node(entries) else entries.__setitem__
-            yield f"{prefix}{key}", item, partial(setter, key)
+            yield f"{prefix}{key}", item, partial(_find_setter(entries), key)
+
+
+def _is_container(item: Any) -> bool:
+    return isinstance(item, (nn.Module, Mapping)) or _is_node(item)
+
+
+def _find_setter(entries: Any) -> Callable[[str, Any], None]:
+    if _is_node(entries):
+        return entries.set_non_tensor  # type: ignore[no-any-return]
+    return entries.__setitem__ if isinstance(entries, MutableMapping) else _set_nothing
 
 
 def _iter_module(module: nn.Module, prefix: str, store: str, is_destination: bool) -> Iterator[tuple[str, Any, Set]]:
@@ -145,5 +171,5 @@ def _iter_module(module: nn.Module, prefix: str, store: str, is_destination: boo
             yield prefix + key, tensor, _set_nothing
 
 
-def _set_nothing(value: Any) -> None:
-    """Takes the place of a setter where there are only tensors."""
+def _set_nothing(*_: Any) -> None:
+    """Takes the place of a setter where there are only tensors, or nothing is filled."""

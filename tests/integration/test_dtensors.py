@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -317,6 +318,45 @@ def test_state_when_it_does_not_fit_then_refused_by_key_and_untouched(client: td
     assert dtensor.latest(client, name, into=into) is not None
     assert bool((into["a"]["b"] == 1).all())
     assert into["lr"] == 0.5
+
+
+def test_destination_when_a_leaf_cannot_be_written_then_refused_by_key_and_others_stay(
+    client: tdserve.Client, name: str
+) -> None:
+    dtensor.publish(client, name, MappingProxyType({"a": torch.ones(2), "w": torch.ones(4), "lr": 0.5}))
+    locked = TensorDict({"a": torch.zeros(2), "w": torch.zeros(4), "lr": NonTensorData(1)}).lock_()
+    cases: list[tuple[Any, str]] = [
+        ({"a": torch.zeros(2), "w": torch.zeros(1).expand(4)}, "an expanded tensor .* at key 'w' .*give a clone"),
+        (locked, "key 'lr' .*its TensorDict cannot be changed: give a dict, or an unlocked TensorDict"),
+        (
+            MappingProxyType({"a": torch.zeros(2), "w": torch.zeros(4), "lr": 1}),
+            "key 'lr' .*its mappingproxy cannot be changed",
+        ),
+    ]
+    for into, message in cases:
+        with pytest.raises(tdserve.NotSupportedError, match=message):
+            dtensor.latest(client, name, into=into)
+        assert into["a"].tolist() == [0.0, 0.0]
+    into = MappingProxyType({"a": torch.zeros(2), "w": torch.zeros(4)})
+    assert dtensor.latest(client, name, into=into) is not None
+    assert into["a"].tolist() == [1.0, 1.0]
+
+
+def test_module_when_made_in_inference_mode_then_filled_in_any(
+    client: tdserve.Client, name: str, net: nn.Linear
+) -> None:
+    dtensor.publish(client, name, net)
+    with torch.inference_mode():
+        made = nn.Linear(3, 2)
+    other = nn.Linear(3, 2)
+    output = other(torch.ones(1, 3, requires_grad=True)).sum()
+    assert dtensor.latest(client, name, into=made) is not None
+    with torch.inference_mode():
+        assert dtensor.latest(client, name, into=nn.ModuleDict({"n": made})["n"]) is not None
+    assert dtensor.latest(client, name, into=other) is not None
+    assert all(map(torch.equal, made.parameters(), net.parameters()))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.backward()
 
 
 class Scaled(nn.Linear):
