@@ -10,19 +10,20 @@ each rank that publishes; so they are spread over the servers of a cluster.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, TDServeError
+from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError, TDServeError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_client import ClusterClient
 from tdserve.client.session.call_deadline import get_call_deadline, within
 from tdserve.client.weights.pulls import Weights
-from tdserve.dtensor.sharded_publish import Ranks, ShardedPublish
+from tdserve.dtensor.sharded_publish import Ranks, ShardedPublish, list_stored_parts
 from tdserve.dtensor.sharded_reads import GONE, check_fit, find_newest, find_version, read_into
 from tdserve.dtensor.state_leaves import collect_leaves
 
-__all__ = ["latest", "publish", "version"]
+__all__ = ["delete", "latest", "publish", "version"]
 
 AnyClient = Client | ClusterClient
 
@@ -149,6 +150,23 @@ def version(
     check_fit(found.contents, state, store=name, strict=strict)
     read_into(client, found, state, deadline)
     return Weights(found.version, into, found.metadata)
+
+
+def delete(client: AnyClient, name: str) -> None:
+    """Deletes sharded weights and their parts; one process calls it. ``Client.delete`` leaves the parts.
+
+    Raises:
+        StoreNotFoundError: There are neither weights nor parts of this name.
+    """
+    parts = list_stored_parts(client, name)
+    try:
+        client.delete(name)
+    except StoreNotFoundError:
+        if not parts:
+            raise
+    for part in parts:
+        with suppress(StoreNotFoundError):
+            client.delete(part)
 
 
 def _make_deadline(client: AnyClient, timeout_s: float | None) -> Deadline:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -241,9 +242,10 @@ class ShardedPublish:
 
         The version is visible by now, so nothing is raised: what is left only takes room.
         """
-        if not before:
-            return
         with suppress(TDServeError):
+            before |= {*list_stored_parts(self._client, self._name, self._ranks.size)}
+            if not before:
+                return
             before -= {part for found in self._list_versions(self._name) for part in list_parts(found, self._name)}
             for part in before:
                 with suppress(StoreNotFoundError):
@@ -260,6 +262,23 @@ def _make_unclear_error(error: TDServeError, name: str) -> TDServeError:
     return TransferAbortedError(reason=f"{error}; {said}")
 
 
+def list_stored_parts(client: Client | ClusterClient, name: str, first_rank: int = 0) -> list[str]:
+    """Returns the names of the parts that are stored, from that of a rank up to the first name that is free.
+
+    Parts stay when ``Client.delete`` deletes the version that has their index, or ``Client.publish`` retires it.
+    """
+    found: list[str] = []
+    for rank in count(first_rank):
+        part = name_part(name, rank)
+        try:
+            versions = client.describe(part).versions
+        except StoreNotFoundError:
+            break
+        if any(is_part(each.metadata) for each in versions):  # a store of the user's may have such a name
+            found.append(part)
+    return found
+
+
 def list_parts(found: VersionInfo, name: str) -> dict[str, int]:
     """Returns which versions of which parts a sharded version needs; none of another."""
     mark = found.metadata.get(SHARDED)
@@ -271,3 +290,8 @@ def read_publication(metadata: Mapping[str, Any]) -> str:
     """Returns the identity of the publish that a version of a part, or an index, belongs to; "" if it is neither."""
     mark = metadata.get(SHARDED)
     return str(mark.get("publication", "")) if isinstance(mark, dict) else ""
+
+
+def is_part(metadata: Mapping[str, Any]) -> bool:
+    """Returns whether a version is a part, by its metadata; an index names its publish, too."""
+    return bool(read_publication(metadata)) and "parts" not in metadata[SHARDED]

@@ -177,6 +177,22 @@ def test_parts_when_ranks_become_fewer_then_deleted_once_no_version_needs_them(
         assert all(bool((leaf == number - 1).all()) for leaf in into.values())
 
 
+def test_parts_when_their_index_was_deleted_then_fewer_ranks_or_delete_remove_them(
+    server: tdserve.Server, ranks: ForkedClients, client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    run(ranks, "publish_numbers", server.address, name, tmp_path / "3", 3, num_versions=1, keep=1)
+    client.delete(name)
+    client.publish(f"{name}.part-3", {"own": torch.ones(1)})
+    parts = [f"{name}.part-{rank}" for rank in range(4)]
+    assert client.stores(name) == parts
+    dtensor.publish(client, name, {"a": torch.ones(2)})
+    assert client.stores(name) == [name, parts[0], parts[3]]
+    dtensor.delete(client, name)
+    assert client.stores(name) == [parts[3]]
+    with pytest.raises(tdserve.StoreNotFoundError):
+        dtensor.delete(client, name)
+
+
 def test_publisher_of_the_whole_when_read_into_shards_then_each_rank_gets_its_own(
     server: tdserve.Server, ranks: ForkedClients, client: tdserve.Client, name: str, tmp_path: Path
 ) -> None:
