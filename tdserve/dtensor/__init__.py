@@ -92,11 +92,13 @@ def latest(
         client: The client.
         name: Name of the weights: published by ``publish`` here, or by ``Client.publish`` as a whole.
         into: A module, or a dict or TensorDict with the leaves of the version: DTensors of any mesh and placements, or
-            plain tensors, which get the whole. They are filled in place; floating-point numbers are converted. What is
-            no tensor is replaced by what the version has of that name.
+            plain tensors, which get the whole. They are filled in place; floating-point numbers are converted, but for
+            those of 8 bits. What is no tensor is replaced by what the version has of that name, if it has; a number
+            also fills a tensor without dimensions.
         newer_than: Waits for a version above this one.
         timeout_s: For the whole call; with 0 and nothing newer, None is returned.
-        strict: False reads only the leaves that ``into`` has, such as those of a pipeline stage.
+        strict: False reads only the tensors that ``into`` has, such as those of a pipeline stage. What is no tensor
+            may be missing on either side anyway.
 
     Returns:
         Version, ``into`` and metadata.
@@ -124,7 +126,7 @@ def latest(
             if lost is not None:
                 raise lost
             return None
-        check_fit(found.contents, state, store=name, strict=strict)
+        check_fit(found.contents, state, into=into, store=name, strict=strict)
         try:
             read_into(client, found, state, deadline)
         except GONE as error:
@@ -147,7 +149,7 @@ def version(
     state = collect_leaves(into, store=name, is_destination=True)
     with within(deadline):
         found = find_version(client, name, v)
-    check_fit(found.contents, state, store=name, strict=strict)
+    check_fit(found.contents, state, into=into, store=name, strict=strict)
     read_into(client, found, state, deadline)
     return Weights(found.version, into, found.metadata)
 

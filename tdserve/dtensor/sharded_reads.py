@@ -23,6 +23,7 @@ from tdserve.client.weights.local_versions import RetiredVersionError
 from tdserve.client.weights.module_misfits import SHARDED
 from tdserve.client.weights.pulls import Weights
 from tdserve.dtensor.sharded_index import IndexedLeaf, ShardedIndex, decode_index, index_plain, split_metadata
+from tdserve.dtensor.sharded_misfits import describe_leaf, describe_value, make_sharded_misfit_error
 from tdserve.dtensor.sharded_publish import read_publication
 from tdserve.dtensor.state_leaves import StateLeaf, StateLeaves
 from tdserve.structure.dtypes import ITEMSIZE
@@ -38,6 +39,10 @@ MAX_READS = 8
 
 GONE = (VersionNotFoundError, StoreNotFoundError, KeyNotFoundError, RetiredVersionError)
 """Errors of a part whose version is not kept any more."""
+
+
+NUMBERS: dict[type, int] = {bool: 0, int: 1, float: 2}
+"""Kinds of numbers, each of which can hold those before it."""
 
 
 class FoundVersion(NamedTuple):
@@ -125,10 +130,13 @@ def _find_plain(client: Client | ClusterClient, name: str) -> FoundVersion | Non
     return FoundVersion(described.version, metadata, index_plain(name, described.version, tensors, values))
 
 
-def check_fit(index: ShardedIndex, state: StateLeaves, *, store: str, strict: bool) -> None:
+def check_fit(index: ShardedIndex, state: StateLeaves, *, into: Any, store: str, strict: bool) -> None:
     """Checks that a version fits tensors; nothing is written before.
 
+    A number may fill a tensor without dimensions. Other values that are no tensors only one side may have.
+
     Args:
+        into: What the tensors are of, for errors.
         strict: Whether the version may have no other leaves.
 
     Raises:
@@ -136,15 +144,15 @@ def check_fit(index: ShardedIndex, state: StateLeaves, *, store: str, strict: bo
     """
     for name in sorted(index.leaves.keys() | state.leaves.keys()):
         theirs, own = index.leaves.get(name), state.leaves.get(name)
-        if theirs is None and own is not None:
-            actual = f"{_describe(own)}, which into= has"
-            raise SpecMismatchError(store=store, key=name, expected="nothing, as in the version", actual=actual)
-        if theirs is not None and own is None and strict:
-            expected = f"{_describe(theirs)}, which the version has"
-            actual = "nothing of this name in into=; strict=False leaves such leaves out"
-            raise SpecMismatchError(store=store, key=name, expected=expected, actual=actual)
-        if theirs is not None and own is not None and not _fits(theirs, own):
-            raise SpecMismatchError(store=store, key=name, expected=_describe(theirs), actual=_describe(own))
+        if own is None and name in state.values:
+            actual = f"{describe_value(state.values[name])} in into=; give a tensor of this dtype and shape"
+            raise SpecMismatchError(store=store, key=name, expected=describe_leaf(index.leaves[name]), actual=actual)
+        if theirs is None and own is not None and name in index.values:
+            _check_number(index.values[name], own, name, store)
+        elif theirs is None or (own is None and strict):
+            raise make_sharded_misfit_error(into, name, index, state, store=store)
+        elif own is not None and not _fits(theirs, own):
+            raise SpecMismatchError(store=store, key=name, expected=describe_leaf(theirs), actual=describe_leaf(own))
 
 
 def _fits(theirs: IndexedLeaf, own: StateLeaf) -> bool:
@@ -152,8 +160,29 @@ def _fits(theirs: IndexedLeaf, own: StateLeaf) -> bool:
     return is_same and theirs.shape == own.shape
 
 
-def _describe(leaf: IndexedLeaf | StateLeaf) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}"
+def _check_number(value: Any, own: StateLeaf, name: str, store: str) -> None:
+    is_number = type(value) in NUMBERS and not own.shape
+    if is_number and all(_convert_number(value, local) is not None for _, local in own.held):
+        return
+    expected = (
+        f"{describe_value(value)}, in the version; a number fills only a tensor without dimensions that can hold it"
+    )
+    raise SpecMismatchError(store=store, key=name, expected=expected, actual=describe_leaf(own))
+
+
+def _convert_number(value: Any, place: torch.Tensor) -> torch.Tensor | None:
+    """Returns a number as a tensor of the dtype of a place; None if that changes its kind or value."""
+    if type(value) not in NUMBERS or NUMBERS[type(value)] > _rank_kind(place.dtype):
+        return None
+    try:
+        made = torch.tensor(value, dtype=place.dtype)
+    except (RuntimeError, OverflowError):
+        return None
+    return made if type(value) is float or made.item() == value else None
+
+
+def _rank_kind(dtype: torch.dtype) -> int:
+    return NUMBERS[bool if dtype == torch.bool else float if dtype.is_floating_point else int]
 
 
 def read_into(client: Client | ClusterClient, found: FoundVersion, state: StateLeaves, deadline: Deadline) -> None:
@@ -176,6 +205,10 @@ def read_into(client: Client | ClusterClient, found: FoundVersion, state: StateL
         finally:
             for future in futures:
                 future.cancel()
+    for name, own in state.leaves.items():
+        if name not in found.contents.leaves:
+            numbers = [(local, _convert_number(found.contents.values[name], local)) for _, local in own.held]
+            copies += [_Copy(name, local, number) for local, number in numbers if number is not None]
     with torch.no_grad():
         # Of leaves that share memory, as tied parameters do, the last name's is what stays, and as a whole.
         for each in sorted(copies, key=lambda found: found.leaf.split(".")):
@@ -190,7 +223,9 @@ def read_into(client: Client | ClusterClient, found: FoundVersion, state: StateL
 def _plan_reads(index: ShardedIndex, state: StateLeaves) -> list[_Read]:
     by_part: dict[int, list[tuple[Path, int, list[_Cut]]]] = {}
     for name, own in state.leaves.items():
-        leaf = index.leaves[name]
+        leaf = index.leaves.get(name)
+        if leaf is None:  # a number, which is in the index
+            continue
         for piece in leaf.pieces:
             cuts = []
             for region, local in own.held:

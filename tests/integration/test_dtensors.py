@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
-from tensordict import NonTensorData, TensorDict
+from tensordict import TensorDict
 from torch import nn
 
 import tdserve
@@ -259,7 +258,7 @@ def test_plain_reader_when_version_is_sharded_then_sees_the_index_and_where_to_g
 
 def test_part_when_read_as_a_version_then_refused_by_key(client: tdserve.Client, name: str, net: nn.Linear) -> None:
     dtensor.publish(client, name, net)
-    with pytest.raises(tdserve.SpecMismatchError, match="'bias': expected nothing, as in the version"):
+    with pytest.raises(tdserve.SpecMismatchError, match="'bias': expected nothing, since the published version has no"):
         dtensor.latest(client, f"{name}.part-0", into=net)
 
 
@@ -303,76 +302,6 @@ def test_part_when_it_is_gone_or_another_then_read_raises_until_the_next_version
     assert found is not None
     assert found.version == 2
     assert all(map(torch.equal, other.parameters(), net.parameters()))
-
-
-def test_state_when_it_does_not_fit_then_refused_by_key_and_untouched(client: tdserve.Client, name: str) -> None:
-    state: dict[str, Any] = {"a": {"b": torch.ones(2, 3)}, "n": torch.ones(2, dtype=torch.int64), "lr": 0.5}
-    dtensor.publish(client, name, state)
-    zeros: dict[str, Any] = {"a.b": torch.zeros(2, 3), "n": torch.zeros(2, dtype=torch.int64), "lr": 1}
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({**zeros, "c": torch.zeros(1)}, "'c': expected nothing"),
-        ({"n": zeros["n"], "lr": 1}, r"'a.b': expected float32\[2, 3\], which the version has, .*strict=False"),
-        ({**zeros, "a.b": torch.zeros(3, 2)}, r"'a.b': expected float32\[2, 3\], got float32\[3, 2\]"),
-        ({**zeros, "n": torch.zeros(2)}, r"'n': expected int64\[2\], got float32\[2\]"),
-    ]
-    for into, message in cases:
-        with pytest.raises(tdserve.SpecMismatchError, match=message):
-            dtensor.latest(client, name, into=into)
-        assert all(not bool(each.any()) for each in into.values() if isinstance(each, torch.Tensor))
-        assert into["lr"] == 1
-    with pytest.raises(tdserve.NotSupportedError, match="meta device"):
-        dtensor.latest(client, name, into=nn.Linear(2, 2, device="meta"))
-    with pytest.raises(tdserve.NotSupportedError, match=r"key 'n'.*meta device"):
-        dtensor.latest(client, name, into={**zeros, "n": zeros["n"].to("meta")})
-    with pytest.raises(tdserve.InvalidRequestError, match="a list is no"):
-        dtensor.latest(client, name, into=[])
-    part = {"n": zeros["n"]}
-    assert dtensor.latest(client, name, into=part, strict=False) is not None
-    assert part["n"].tolist() == [1, 1]
-    into = {"a": {"b": torch.zeros(2, 3, dtype=torch.bfloat16)}, "n": zeros["n"], "lr": 1}
-    assert dtensor.latest(client, name, into=TensorDict({**into, "lr": NonTensorData(1)})) is not None
-    assert dtensor.latest(client, name, into=into) is not None
-    assert bool((into["a"]["b"] == 1).all())
-    assert into["lr"] == 0.5
-
-
-def test_destination_when_a_leaf_cannot_be_written_then_refused_by_key_and_others_stay(
-    client: tdserve.Client, name: str
-) -> None:
-    dtensor.publish(client, name, MappingProxyType({"a": torch.ones(2), "w": torch.ones(4), "lr": 0.5}))
-    locked = TensorDict({"a": torch.zeros(2), "w": torch.zeros(4), "lr": NonTensorData(1)}).lock_()
-    cases: list[tuple[Any, str]] = [
-        ({"a": torch.zeros(2), "w": torch.zeros(1).expand(4)}, "an expanded tensor .* at key 'w' .*give a clone"),
-        (locked, "key 'lr' .*its TensorDict cannot be changed: give a dict, or an unlocked TensorDict"),
-        (
-            MappingProxyType({"a": torch.zeros(2), "w": torch.zeros(4), "lr": 1}),
-            "key 'lr' .*its mappingproxy cannot be changed",
-        ),
-    ]
-    for into, message in cases:
-        with pytest.raises(tdserve.NotSupportedError, match=message):
-            dtensor.latest(client, name, into=into)
-        assert into["a"].tolist() == [0.0, 0.0]
-    into = MappingProxyType({"a": torch.zeros(2), "w": torch.zeros(4)})
-    assert dtensor.latest(client, name, into=into) is not None
-    assert into["a"].tolist() == [1.0, 1.0]
-
-
-def test_module_when_made_in_inference_mode_then_filled_in_any(
-    client: tdserve.Client, name: str, net: nn.Linear
-) -> None:
-    dtensor.publish(client, name, net)
-    with torch.inference_mode():
-        made = nn.Linear(3, 2)
-    other = nn.Linear(3, 2)
-    output = other(torch.ones(1, 3, requires_grad=True)).sum()
-    assert dtensor.latest(client, name, into=made) is not None
-    with torch.inference_mode():
-        assert dtensor.latest(client, name, into=nn.ModuleDict({"n": made})["n"]) is not None
-    assert dtensor.latest(client, name, into=other) is not None
-    assert all(map(torch.equal, made.parameters(), net.parameters()))
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        output.backward()
 
 
 class Scaled(nn.Linear):

@@ -23,7 +23,13 @@ _COMPILED_REMEDY = (
 
 
 def make_misfit_error(
-    module: nn.Module, path: Path, came: Mapping[Path, Entry], mine: Mapping[Path, Entry], *, store: str
+    module: nn.Module,
+    path: Path,
+    came: Mapping[Path, Entry],
+    mine: Mapping[Path, Entry],
+    *,
+    store: str,
+    ways: tuple[str, str] | None = None,
 ) -> SpecMismatchError:
     """Returns the error for a name at which a version and a module differ.
 
@@ -33,6 +39,8 @@ def make_misfit_error(
         came: What the version has.
         mine: What the module has.
         store: Name of the weights.
+        ways: How to read what fits: if only the version has the name, and if only the module has it. None: by
+            ``load_state_dict``.
     """
     if any(each[0] == SHARDED for each in came):
         expected = "an index of shards, since a sharded trainer has published this version"
@@ -40,12 +48,15 @@ def make_misfit_error(
         return SpecMismatchError(store=store, key=SHARDED, expected=expected, actual=actual)
     theirs, own = came.get(path), mine.get(path)
     is_compiled = _has_compiled(came) is not _has_compiled(mine)
-    load_part = _suggest_load(store)
+    skip, load_part = ways or (
+        f"load what fits by {_suggest_load(store)}",
+        f"load what there is by {_suggest_load(store)}",
+    )
     expected, actual = "", ""
     if theirs is not None and own is not None:
         expected, actual = describe(theirs), describe(own)
     elif theirs is not None:
-        remedy = _COMPILED_REMEDY if is_compiled else f"publish without it, or load what fits by {load_part}"
+        remedy = _COMPILED_REMEDY if is_compiled else f"publish without it, or {skip}"
         expected = f"{describe(theirs)}, which the published version has"
         actual = f"no parameter or buffer of this name in the module; {remedy}"
     elif own is not None:
@@ -53,7 +64,7 @@ def make_misfit_error(
         remedy = "publish a module that has it"
         if kind == "non-persistent buffer":
             remedy = "publish the module itself, since its state_dict leaves such buffers out"
-        remedy = _COMPILED_REMEDY if is_compiled else f"{remedy}, or load what there is by {load_part}"
+        remedy = _COMPILED_REMEDY if is_compiled else f"{remedy}, or {load_part}"
         expected = "nothing, since the published version has no such name"
         actual = f"{describe(own)}, a {kind} of the module; {remedy}"
     return SpecMismatchError(store=store, key=".".join(path), expected=expected, actual=actual)
