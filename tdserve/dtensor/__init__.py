@@ -19,7 +19,7 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_client import ClusterClient
 from tdserve.client.session.call_deadline import get_call_deadline, within
 from tdserve.client.weights.pulls import Weights
-from tdserve.dtensor.sharded_publish import Ranks, ShardedPublish, list_stored_parts
+from tdserve.dtensor.sharded_publish import Ranks, ShardedPublish, check_client, list_stored_parts
 from tdserve.dtensor.sharded_reads import GONE, check_fit, find_newest, find_version, read_into
 from tdserve.dtensor.state_leaves import collect_leaves
 
@@ -111,6 +111,7 @@ def latest(
             version came in time.
         Others: As raised by ``Client.latest``.
     """
+    check_client(client)
     deadline = _make_deadline(client, timeout_s)
     state = collect_leaves(into, store=name, is_destination=True)
     lost: TDServeError | None = None
@@ -145,6 +146,7 @@ def version(
             ``Client.publish``, is read only as long as it is the newest.
         Others: As raised by ``latest``.
     """
+    check_client(client)
     deadline = _make_deadline(client, timeout_s)
     state = collect_leaves(into, store=name, is_destination=True)
     with within(deadline):
@@ -160,6 +162,7 @@ def delete(client: AnyClient, name: str) -> None:
     Raises:
         StoreNotFoundError: There are neither weights nor parts of this name.
     """
+    check_client(client)
     parts = list_stored_parts(client, name)
     try:
         client.delete(name)
@@ -175,4 +178,4 @@ def _make_deadline(client: AnyClient, timeout_s: float | None) -> Deadline:
     outer = get_call_deadline()
     if timeout_s is None and outer is not None:
         return outer
-    return Deadline.after(client.timeout_s if timeout_s is None else timeout_s)
+    return Deadline.after(getattr(client, "timeout_s", 0.0) if timeout_s is None else timeout_s)

@@ -135,6 +135,7 @@ class ShardedPublish:
 
         def describe() -> _RankState:
             nonlocal state
+            check_client(self._client)
             check_store_name(name_part(self._name, self._ranks.size))
             state = collect_leaves(content, store=self._name)
             return self._describe(state)
@@ -162,6 +163,9 @@ class ShardedPublish:
         }
         if self._ranks.rank:
             return _RankState(leaves)
+        if not isinstance(self._metadata or {}, Mapping):
+            reason = f"a {type(self._metadata).__name__} is no dict"
+            raise InvalidRequestError(argument="metadata", reason=reason)
         if SHARDED in (self._metadata or {}):
             raise InvalidRequestError(argument="metadata", reason=f"the key {SHARDED!r} is tdserve's own")
         needed: dict[str, int] = {}
@@ -260,6 +264,17 @@ def _make_unclear_error(error: TDServeError, name: str) -> TDServeError:
     if "reason" in error.fields:
         return error.with_fields(reason=f"{error.fields['reason']}; {said}")
     return TransferAbortedError(reason=f"{error}; {said}")
+
+
+def check_client(client: Any) -> None:
+    """Checks that a client is one whose calls return when they are done.
+
+    Raises:
+        InvalidRequestError: It is another, such as one of ``tdserve.aio``.
+    """
+    if not isinstance(client, (Client, ClusterClient)):
+        reason = f"a {type(client).__name__} does not do; give what tdserve.connect returns, and call this in a thread"
+        raise InvalidRequestError(argument="client", reason=f"{reason} of an asyncio program: asyncio.to_thread")
 
 
 def list_stored_parts(client: Client | ClusterClient, name: str, first_rank: int = 0) -> list[str]:

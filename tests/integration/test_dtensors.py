@@ -252,8 +252,25 @@ def test_plain_reader_when_version_is_sharded_then_sees_the_index_and_where_to_g
         tdserve.SpecMismatchError, match=r"tdserve\.dtensor\.latest\(client, .*, into=module\) reads it"
     ):
         client.latest(name, into=net)
-    with pytest.raises(tdserve.SpecMismatchError, match=r"tdserve\.dtensor"):
+    with pytest.raises(tdserve.SpecMismatchError, match=r"an out= without it; tdserve\.dtensor\.latest\(client, "):
         client.latest(name, out=TensorDict.from_module(net).data.clone())
+
+    with pytest.raises(tdserve.KeyNotFoundError, match=r"'weight'; .* tdserve\.dtensor\.latest\(client, .* reads it"):
+        client.latest(name, select=["weight"])
+
+
+def test_client_and_metadata_when_of_another_kind_then_refused(
+    client: tdserve.Client, name: str, net: nn.Linear
+) -> None:
+    other: Any = tdserve.aio.AsyncClient(client)
+    message = r"client.*give what tdserve\.connect returns.*to_thread"
+    with pytest.raises(tdserve.InvalidRequestError, match=message):
+        dtensor.publish(other, name, net)
+    with pytest.raises(tdserve.InvalidRequestError, match=message):
+        dtensor.latest(other, name, into=net)
+    wrong: Any = [1]
+    with pytest.raises(tdserve.InvalidRequestError, match="metadata: a list is no dict"):
+        dtensor.publish(client, name, net, metadata=wrong)
 
 
 def test_part_when_read_as_a_version_then_refused_by_key(client: tdserve.Client, name: str, net: nn.Linear) -> None:

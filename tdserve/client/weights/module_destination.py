@@ -10,12 +10,21 @@ from torch import nn
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.read_content import Content, Destination
-from tdserve.client.weights.module_misfits import make_meta_error, make_misfit_error
+from tdserve.client.weights.module_misfits import SHARDED, make_meta_error, make_misfit_error, make_sharded_error
 from tdserve.messages.layout import Layout
 from tdserve.structure.capture import Captured, capture_module
 from tdserve.structure.module_state import find_stateful, join_extra_state, split_extra_state
 from tdserve.structure.tree import Entry, Path, Spec, TensorLeaf
 from tdserve.structure.version_subset import FLOATING
+
+
+class VersionDestination(Destination):
+    """An ``out=`` that is filled with a version; what refuses that of a sharded trainer says what reads it."""
+
+    def _check(self, spec: Spec) -> None:
+        if (SHARDED, "index") in spec.values_by_path and (SHARDED, "index") not in self._captured.spec.values_by_path:
+            raise make_sharded_error("an out= without it", store=self._store)
+        super()._check(spec)
 
 
 class ModuleDestination(Destination):

@@ -43,9 +43,7 @@ def make_misfit_error(
             ``load_state_dict``.
     """
     if any(each[0] == SHARDED for each in came):
-        expected = "an index of shards, since a sharded trainer has published this version"
-        actual = f"a module; tdserve.dtensor.latest(client, {store!r}, into=module) reads it"
-        return SpecMismatchError(store=store, key=SHARDED, expected=expected, actual=actual)
+        return make_sharded_error("a module", store=store)
     theirs, own = came.get(path), mine.get(path)
     is_compiled = _has_compiled(came) is not _has_compiled(mine)
     skip, load_part = ways or (
@@ -68,6 +66,18 @@ def make_misfit_error(
         expected = "nothing, since the published version has no such name"
         actual = f"{describe(own)}, a {kind} of the module; {remedy}"
     return SpecMismatchError(store=store, key=".".join(path), expected=expected, actual=actual)
+
+
+def make_sharded_error(given: str, *, store: str) -> SpecMismatchError:
+    """Returns the error for a version of a sharded trainer that is read into something else than its index.
+
+    Args:
+        given: What it is read into.
+        store: Name of the weights.
+    """
+    expected = "an index of shards, since a sharded trainer has published this version"
+    actual = f"{given}; tdserve.dtensor.latest(client, {store!r}, into=module) reads it"
+    return SpecMismatchError(store=store, key=SHARDED, expected=expected, actual=actual)
 
 
 def make_meta_error(module: nn.Module, *, store: str, is_published: bool = False) -> NotSupportedError | None:

@@ -36,7 +36,7 @@ from tdserve.client.weights.deltas import HeldVersions, PartialVersion
 from tdserve.client.weights.full_version import take_whole
 from tdserve.client.weights.local_versions import GoneVersionError, RetiredVersionError, map_version
 from tdserve.client.weights.lru_names import NewestNames
-from tdserve.client.weights.module_destination import ModuleDestination
+from tdserve.client.weights.module_destination import ModuleDestination, VersionDestination
 from tdserve.client.weights.relay_taking import LinkFailedError
 from tdserve.client.weights.version_part import VersionPart, choose_part, number_leaves
 from tdserve.messages.content import read_layout
@@ -125,7 +125,7 @@ class Wanted:
         """Returns the caller's place. Raises an error if nothing can be put there."""
         if self.into is not None:
             return ModuleDestination(self.into, store=self.name)
-        return None if self.out is None else Destination(self.out, store=self.name)
+        return None if self.out is None else VersionDestination(self.out, store=self.name)
 
     def request(self, spec: Spec | None, holds: int, deadline: Deadline) -> control_pb2.LatestRequest:
         """Makes the message of a client that has this structure and this version."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from tdserve.base.errors import KeyNotFoundError
 from tdserve.client.content.read_content import on_cpu
 from tdserve.client.content.value_blocks import decode_values
+from tdserve.client.weights.module_misfits import SHARDED
 from tdserve.structure.tree import Path, Spec
 from tdserve.structure.version_subset import select_leaves
 
@@ -43,7 +45,15 @@ def choose_part(spec: Spec, keys: Sequence[Path] | None, *, store: str) -> Versi
     """
     if keys is None:
         return VersionPart(spec, spec)
-    wanted = spec.select(keys, store=store)
+    try:
+        wanted = spec.select(keys, store=store)
+    except KeyNotFoundError as error:
+        if (SHARDED, "index") not in spec.values_by_path:
+            raise
+        remedy = (
+            f"a sharded trainer has published it, and tdserve.dtensor.latest(client, {store!r}, into=module) reads it"
+        )
+        raise error.with_fields(listing=f"{remedy}; client.keys({store!r})") from None
     return VersionPart(wanted, select_leaves(spec, number_leaves(spec, wanted)) if wanted.values else wanted)
 
 
