@@ -14,14 +14,14 @@ from contextlib import suppress
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError, TDServeError
+from tdserve.base.errors import DeadlineExceededError, SpecMismatchError, StoreNotFoundError, TDServeError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_client import ClusterClient
 from tdserve.client.session.call_deadline import get_call_deadline, within
 from tdserve.client.weights.pulls import Weights
 from tdserve.dtensor.sharded_publish import Ranks, ShardedPublish, check_client, list_stored_parts
 from tdserve.dtensor.sharded_reads import GONE, check_fit, find_newest, find_version, read_into
-from tdserve.dtensor.state_leaves import collect_leaves
+from tdserve.dtensor.state_leaves import StateLeaves, collect_leaves
 
 __all__ = ["delete", "latest", "publish", "version"]
 
@@ -95,7 +95,7 @@ def latest(
             plain tensors, which get the whole. They are filled in place; floating-point numbers are converted, but for
             those of 8 bits. What is no tensor is replaced by what the version has of that name, if it has; a number
             also fills a tensor without dimensions.
-        newer_than: Waits for a version above this one.
+        newer_than: Waits for a version above this one. Without it, the newest whose parts are all there is read.
         timeout_s: For the whole call; with 0 and nothing newer, None is returned.
         strict: False reads only the tensors that ``into`` has, such as those of a pipeline stage. What is no tensor
             may be missing on either side anyway.
@@ -107,8 +107,8 @@ def latest(
         DeadlineExceededError: There was no such version in time.
         SpecMismatchError: ``into`` does not fit; nothing was written to it.
         NotSupportedError: A leaf of it cannot be filled; nothing was written.
-        VersionNotFoundError, StoreNotFoundError: A part of the newest version is not there any more, and no newer
-            version came in time.
+        VersionNotFoundError, StoreNotFoundError: A part of the newest version is not there any more, no older one is
+            whole, or may be read, and no newer one came in time.
         Others: As raised by ``Client.latest``.
     """
     check_client(client)
@@ -131,9 +131,32 @@ def latest(
         try:
             read_into(client, found, state, deadline)
         except GONE as error:
+            if newer_than is None:
+                whole = _read_whole(client, name, state, deadline, into=into, strict=strict)
+                if whole is not None:
+                    return whole
             lost, newer_than = error, found.version  # this one does not come back
             continue
         return Weights(found.version, into, found.metadata)
+
+
+def _read_whole(
+    client: AnyClient, name: str, state: StateLeaves, deadline: Deadline, *, into: Any, strict: bool
+) -> Weights | None:
+    """Reads the newest version whose parts are all there; None if there is none that fits.
+
+    One that is not may stay the newest: after a restore of several servers, whose checkpoints are of several moments.
+    """
+    with within(deadline):
+        versions = client.describe(name).versions
+    for each in sorted(versions, key=lambda info: -info.version):
+        with suppress(*GONE, SpecMismatchError):
+            with within(deadline):
+                found = find_version(client, name, each.version)
+            check_fit(found.contents, state, into=into, store=name, strict=strict)
+            read_into(client, found, state, deadline)
+            return Weights(found.version, into, found.metadata)
+    return None
 
 
 def version(

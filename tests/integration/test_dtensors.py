@@ -218,6 +218,26 @@ def test_restored_copy_when_the_original_goes_on_then_reads_and_deletes_its_own_
     assert client.stores(f"old-{name}") == [f"old-{each}" for each in names[:2]]
 
 
+def test_newest_version_when_a_part_of_it_was_not_restored_then_latest_reads_the_newest_that_is_whole(
+    client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    dtensor.publish(client, name, {"a": torch.ones(2)})
+    client.checkpoint(str(tmp_path / "place"))
+    dtensor.publish(client, name, {"a": torch.ones(2) * 2})
+    client.delete(f"{name}.part-0")
+    client.restore(str(tmp_path / "place"), names=[f"{name}.part-0"])
+    into = {"a": torch.zeros(2)}
+    found = dtensor.latest(client, name, into=into)
+    assert found is not None
+    assert found.version == 1
+    assert into["a"].tolist() == [1.0, 1.0]
+    with pytest.raises(tdserve.VersionNotFoundError):
+        dtensor.latest(client, name, into=into, newer_than=1, timeout_s=0.1)
+    assert dtensor.publish(client, name, {"a": torch.ones(2) * 3}) == 3
+    assert dtensor.latest(client, name, into=into) is not None
+    assert into["a"].tolist() == [3.0, 3.0]
+
+
 def test_tied_destination_when_version_is_untied_then_has_the_last_name_as_a_whole(
     server: tdserve.Server, ranks: ForkedClients, client: tdserve.Client, name: str, tmp_path: Path
 ) -> None:
