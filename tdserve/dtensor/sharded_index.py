@@ -14,7 +14,7 @@ from tdserve.dtensor.shard_regions import Region, make_whole
 from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.nodes import Path
 
-FORMAT = 2
+FORMAT = 1
 """Of the index; a reader refuses others."""
 
 

@@ -38,7 +38,7 @@ def test_index_when_its_store_is_restored_under_another_name_then_parts_are_name
     assert decode_index(index.encode(), {}, store="old-w").parts == [PartVersion("old-w.part-0", 7, 2)]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 2, "leaves": {"a": 3}}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', '{"format": 1, "leaves": {"a": 3}}'])
 def test_index_when_damaged_then_refused(text: str) -> None:
     with pytest.raises(CorruptDataError, match="weights 'w'"):
         decode_index(text, {}, store="w")
