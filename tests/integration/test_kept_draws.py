@@ -70,7 +70,7 @@ def test_sample_when_a_row_of_another_rank_was_deleted_then_a_restart_ends_that_
     server: tdserve.Server,
 ) -> None:
     with server.client() as client:
-        table = create(client)
+        table = create(client, sampler=tdserve.WithoutReplacement())  # no row is in two shares
         shares = draw_all(table)
         table.delete(table.sample(PER_RANK, rank=0, world_size=2, step=0)["index"][:1])
     server.shutdown()
