@@ -17,7 +17,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, SpecMismatchError, StoreNotFoundError, TDServeError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_client import ClusterClient
-from tdserve.client.session.call_deadline import get_call_deadline, within
+from tdserve.client.session.call_deadline import begin_call, within
 from tdserve.client.weights.pulls import Weights
 from tdserve.dtensor.sharded_publish import Ranks, ShardedPublish, check_client, list_stored_parts
 from tdserve.dtensor.sharded_reads import GONE, check_fit, find_newest, find_version, read_into
@@ -198,7 +198,5 @@ def delete(client: AnyClient, name: str) -> None:
 
 
 def _make_deadline(client: AnyClient, timeout_s: float | None) -> Deadline:
-    outer = get_call_deadline()
-    if timeout_s is None and outer is not None:
-        return outer
-    return Deadline.after(getattr(client, "timeout_s", 0.0) if timeout_s is None else timeout_s)
+    # A client of another kind, which the calls below refuse by name, may have no timeout.
+    return begin_call(timeout_s, getattr(client, "timeout_s", 0.0))

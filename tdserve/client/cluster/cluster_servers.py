@@ -16,8 +16,8 @@ from tdserve.client.cluster.membership import Membership, read_membership
 from tdserve.client.cluster.policy_feeds import PolicyFeeds
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.background_calls import BackgroundCalls
-from tdserve.client.session.call_deadline import get_call_deadline
-from tdserve.client.session.catalog_client import MissingNames, check_wait_s
+from tdserve.client.session.call_deadline import begin_call, check_wait_s
+from tdserve.client.session.catalog_client import MissingNames
 from tdserve.client.session.recipe import Recipe
 from tdserve.rules.placement import find_whole
 
@@ -108,9 +108,7 @@ class ClusterServers:
     def make_deadline(self, timeout_s: float | None) -> Deadline:
         """Returns the deadline of a call; None is the client's default timeout, or the deadline of the call of which
         this thread makes a step."""
-        if timeout_s is None:
-            return get_call_deadline() or Deadline.after(self.timeout_s)
-        return Deadline.after(check_wait_s(timeout_s))
+        return begin_call(timeout_s, self.timeout_s)
 
     def later(self, work: Callable[[], _Result], deadline: Deadline = Deadline.never) -> AwaitableFuture[_Result]:
         """Runs work in a thread of its own, as of ``BackgroundCalls.run``."""

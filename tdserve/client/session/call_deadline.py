@@ -9,6 +9,9 @@ from threading import local
 
 from tdserve.base.deadline import Deadline
 
+LONGEST_WAIT_S = 7 * 24 * 3600.0
+"""An infinite ``timeout_s`` waits a week, since gRPC, gloo and the messages need a number."""
+
 _of_thread = local()
 
 
@@ -49,3 +52,17 @@ def get_call_deadline() -> Deadline | None:
     """Returns the deadline of the call of which this thread makes a step; None if it makes none."""
     found: Deadline | None = getattr(_of_thread, "deadline", None)
     return found
+
+
+def begin_call(timeout_s: float | None, default_s: float) -> Deadline:
+    """Returns the deadline of a call that begins now; None is that of the block or call of which it is a step, or else
+    the default. Errors as of ``check_wait_s``."""
+    if timeout_s is None:
+        return get_call_deadline() or Deadline.after(default_s)
+    return Deadline.after(check_wait_s(timeout_s))
+
+
+def check_wait_s(timeout_s: float) -> float:
+    """Returns a timeout as a finite number of seconds. Raises InvalidRequestError for what is none."""
+    wait_s = Deadline.after(timeout_s).timeout_s
+    return LONGEST_WAIT_S if wait_s is None else min(wait_s, LONGEST_WAIT_S)

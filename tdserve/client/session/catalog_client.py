@@ -29,7 +29,7 @@ from tdserve.base.errors import (
 from tdserve.base.ids import check_store_name, make_client_id
 from tdserve.base.tls import TLS
 from tdserve.client.session.call_conditions import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, is_cancelled, is_over
-from tdserve.client.session.call_deadline import get_call_deadline
+from tdserve.client.session.call_deadline import LONGEST_WAIT_S, begin_call, check_wait_s
 from tdserve.client.session.description import StoreDescription, from_message
 from tdserve.client.session.message_facts import convert_stats
 from tdserve.client.session.reach import Reach, get_reach
@@ -40,9 +40,6 @@ from tdserve.v1 import control_pb2
 
 DEFAULT_TIMEOUT_S = 30.0
 """Default timeout: long enough for a server to restart, short enough for a person to wait."""
-
-LONGEST_WAIT_S = 7 * 24 * 3600.0
-"""An infinite ``timeout_s`` waits a week, since gRPC, gloo and the messages need a number."""
 
 
 class Once(Enum):
@@ -299,9 +296,7 @@ class CatalogClient:
     def make_deadline(self, timeout_s: float | None) -> Deadline:
         """Returns the deadline of a call; None is the default timeout, or the deadline of the call of which this thread
         makes a step."""
-        if timeout_s is None:
-            return get_call_deadline() or Deadline.after(self.timeout_s)
-        return Deadline.after(check_wait_s(timeout_s))
+        return begin_call(timeout_s, self.timeout_s)
 
     def _ask(self, method: str, request: object, deadline: Deadline) -> Any:
         """Calls a method of the server, again while the store is at rest for a move or a checkpoint, or the server, or
@@ -365,12 +360,6 @@ def _check_token(token: object) -> str | None:
         reason = "it has characters beyond printable ASCII; is it a file's text with its line feed?"
         raise InvalidRequestError(argument="token", reason=reason)
     return token
-
-
-def check_wait_s(timeout_s: float) -> float:
-    """Returns a timeout as a finite number of seconds. Raises InvalidRequestError for what is none."""
-    wait_s = Deadline.after(timeout_s).timeout_s
-    return LONGEST_WAIT_S if wait_s is None else min(wait_s, LONGEST_WAIT_S)
 
 
 LOOK_AFTER_S = 1.0
