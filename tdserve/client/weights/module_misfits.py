@@ -76,8 +76,13 @@ def make_sharded_error(given: str, *, store: str) -> SpecMismatchError:
         store: Name of the weights.
     """
     expected = "an index of shards, since a sharded trainer has published this version"
-    actual = f"{given}; tdserve.dtensor.latest(client, {store!r}, into=module) reads it"
+    actual = f"{given}; {suggest_dtensor(store)}"
     return SpecMismatchError(store=store, key=SHARDED, expected=expected, actual=actual)
+
+
+def suggest_dtensor(store: str) -> str:
+    """Says what reads the weights of a sharded trainer."""
+    return f"tdserve.dtensor.latest(client, {store!r}, into=module) reads it"
 
 
 def make_meta_error(module: nn.Module, *, store: str, is_published: bool = False) -> NotSupportedError | None:

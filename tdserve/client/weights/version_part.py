@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tdserve.base.errors import KeyNotFoundError
 from tdserve.client.content.read_content import on_cpu
 from tdserve.client.content.value_blocks import decode_values
-from tdserve.client.weights.module_misfits import SHARDED
+from tdserve.client.weights.module_misfits import SHARDED, suggest_dtensor
 from tdserve.structure.tree import Path, Spec
 from tdserve.structure.version_subset import select_leaves
 
@@ -50,9 +50,7 @@ def choose_part(spec: Spec, keys: Sequence[Path] | None, *, store: str) -> Versi
     except KeyNotFoundError as error:
         if (SHARDED, "index") not in spec.values_by_path:
             raise
-        remedy = (
-            f"a sharded trainer has published it, and tdserve.dtensor.latest(client, {store!r}, into=module) reads it"
-        )
+        remedy = f"a sharded trainer has published it, and {suggest_dtensor(store)}"
         raise error.with_fields(listing=f"{remedy}; client.keys({store!r})") from None
     return VersionPart(wanted, select_leaves(spec, number_leaves(spec, wanted)) if wanted.values else wanted)
 
