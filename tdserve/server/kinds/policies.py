@@ -39,8 +39,8 @@ def find_weights(stores: KindStores, policy: str) -> OpenedStore | None:
     return None if found is None or find_forward(found.record) is not None else found
 
 
-def get_staleness(stores: KindStores, store: OpenedStore) -> Staleness | None:
-    """Returns the policy versions of a table's rows, after it has set the policy's newest version in the table.
+def refresh_staleness(stores: KindStores, store: OpenedStore) -> Staleness | None:
+    """Makes a table follow the newest version of its policy, and returns the policy versions of its rows.
 
     Returns:
         The table's policy versions; None for a table without a policy.
@@ -95,7 +95,7 @@ def wake_followers(stores: KindStores, policy: str) -> None:
 def describe_policy(stores: KindStores, store: OpenedStore, description: control_pb2.StoreDescription) -> None:
     """Adds a table's policy figures to its description. A damaged or wrong store with the policy's name is no error."""
     try:
-        staleness = get_staleness(stores, store)
+        staleness = refresh_staleness(stores, store)
     except (CorruptDataError, WrongStateError):
         staleness = store.get_table().selectors.staleness
     if staleness is None:

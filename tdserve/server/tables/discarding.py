@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tdserve.rules.replay.conditions import OWN, SampleConditions
 from tdserve.server import inline_tasks
-from tdserve.server.kinds.policies import get_staleness
+from tdserve.server.kinds.policies import refresh_staleness
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
@@ -57,7 +57,7 @@ class Discarding:
         """
         if max_lag is None:
             return True
-        get_staleness(self._stores, store)
+        refresh_staleness(self._stores, store)
         table, uid = store.get_table(), store.record.uid
         is_awaited = conditions.consumer in table.settings.consumers  # the others would keep them for ever
         group = conditions.group if conditions.consumer == OWN or is_awaited else ""

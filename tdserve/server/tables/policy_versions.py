@@ -12,7 +12,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.base.ids import MAX_TEXT_BYTES
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.staleness import LARGEST_VERSION, UNKNOWN
-from tdserve.server.kinds.policies import find_weights, follow, get_staleness
+from tdserve.server.kinds.policies import find_weights, follow, refresh_staleness
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
 from tdserve.server.tables.arrivals import Coming
@@ -39,14 +39,14 @@ def adopt_reported_policy(
 
     Raises:
         InvalidRequestError: No policy can have the reported version, uid or time.
-        WrongStateError: As in :func:`get_staleness`.
+        WrongStateError: As in :func:`refresh_staleness`.
     """
     if not asked.HasField("policy_news"):
         return
     news = asked.policy_news
     if news.newest > LARGEST_VERSION or len(news.uid) > MAX_TEXT_BYTES or not math.isfinite(news.created_s):
         raise InvalidRequestError(argument="policy_news", reason="no policy has such a version, uid or time")
-    staleness = get_staleness(stores, store)
+    staleness = refresh_staleness(stores, store)
     if staleness is None or find_weights(stores, store.get_table().settings.policy) is not None:
         return
     known, newest = staleness.uid, news.newest
@@ -59,7 +59,7 @@ def adopt_reported_policy(
     if (news.uid, newest) == (known, staleness.newest):
         return
     follow(stores, store, news.uid, newest)
-    get_staleness(stores, store)
+    refresh_staleness(stores, store)
     store.waiters.wake()
 
 
@@ -69,7 +69,7 @@ class MadeBy:
     Raises:
         InvalidRequestError: The table has no policy, the number of versions is not that of the rows, or a version is
             above the newest.
-        WrongStateError: As in :func:`get_staleness`.
+        WrongStateError: As in :func:`refresh_staleness`.
     """
 
     def __init__(self, stores: Stores, store: OpenedStore, asked: control_pb2.ExtendRequest, coming: Coming) -> None:
@@ -77,7 +77,7 @@ class MadeBy:
         self._stores = stores
         self._store = store
         self._versions = coming.versions
-        staleness = get_staleness(stores, store)
+        staleness = refresh_staleness(stores, store)
         self._uid = "" if staleness is None else staleness.uid
         if self._versions is None:
             return
@@ -92,7 +92,7 @@ class MadeBy:
 
     def settle(self, arrival: Arrival) -> Arrival:
         """Adds the versions, as of now. If the policy was deleted meanwhile, they are unknown."""
-        staleness = get_staleness(self._stores, self._store)
+        staleness = refresh_staleness(self._stores, self._store)
         if staleness is None:
             return arrival
         versions = self._versions

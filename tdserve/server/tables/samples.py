@@ -22,7 +22,7 @@ from tdserve.rules.replay.plans import RowsPlan, SamplePlan
 from tdserve.rules.replay.table import Table
 from tdserve.server import inline_tasks
 from tdserve.server.counts import make_counts
-from tdserve.server.kinds.policies import get_staleness
+from tdserve.server.kinds.policies import refresh_staleness
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.specs import get_message
@@ -193,7 +193,7 @@ class Samples:
         if asked.sequences_of:
             rows = decode_rows(asked.sequences_of, max_rows=MAX_ASKED_ROWS)
             return control_pb2.Done(sequences=store.get_table().get_sequences(rows).astype("<i8").tobytes())
-        staleness = get_staleness(self._stores, store)
+        staleness = refresh_staleness(self._stores, store)
         if staleness is None:
             return control_pb2.Done()
         oldest = staleness.compute_floor(asked.max_lag)

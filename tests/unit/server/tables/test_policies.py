@@ -16,7 +16,7 @@ from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.staleness import UNKNOWN
 from tdserve.server import descriptions
-from tdserve.server.kinds.policies import get_staleness, wake_followers
+from tdserve.server.kinds.policies import refresh_staleness, wake_followers
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.tables.arrivals import decode_arrival
 from tdserve.server.tables.policy_versions import MadeBy, adopt_reported_policy
@@ -65,15 +65,15 @@ def made(world: World, run: Loop) -> OpenedStore:
 def test_follow_when_versions_come_and_the_store_goes_then_counts_from_what_there_is(
     world: World, run: Loop, made: OpenedStore
 ) -> None:
-    staleness = get_staleness(world.stores, made)
+    staleness = refresh_staleness(world.stores, made)
     assert staleness is not None
     assert (staleness.uid, staleness.newest) == ("", 0)
     publish(world, run, 2)
     assert staleness.newest == 0
-    get_staleness(world.stores, made)
+    refresh_staleness(world.stores, made)
     assert (staleness.uid, staleness.newest) == (world.stores.get("p").record.uid, 2)
     run(world.creation.delete("p"))
-    get_staleness(world.stores, made)
+    refresh_staleness(world.stores, made)
     assert (staleness.uid, staleness.newest) == ("", 0)
 
 
@@ -82,12 +82,12 @@ def test_policy_when_deleted_and_the_server_is_started_again_then_its_rows_stay_
 ) -> None:
     extend(world, run, made, rows(0, 4))
     publish(world, run)
-    get_staleness(world.stores, made)
+    refresh_staleness(world.stores, made)
     run(world.creation.delete("p"))
-    get_staleness(world.stores, made)
+    refresh_staleness(world.stores, made)
     world.reopen()
     again = world.stores.get(made.name)
-    staleness = get_staleness(world.stores, again)
+    staleness = refresh_staleness(world.stores, again)
     assert staleness is not None
     assert staleness.get_versions(np.arange(4)).tolist() == [UNKNOWN] * 4
 
@@ -111,7 +111,7 @@ def test_extend_when_the_table_has_no_policy_then_refused(world: World, run: Loo
         extend(world, run, plain, rows(0), policy_versions=versions(0))
     with pytest.raises(InvalidRequestError, match="without a policy"):
         sample(world, run, plain, 1, max_lag=0)
-    assert get_staleness(world.stores, plain) is None
+    assert refresh_staleness(world.stores, plain) is None
 
 
 def test_settle_when_the_policy_was_made_anew_meanwhile_then_the_version_is_unknown(
@@ -195,7 +195,7 @@ def test_publish_when_a_taker_and_a_writer_wait_for_each_other_then_it_discards_
 
 
 def test_followers_when_a_table_is_deleted_then_it_is_forgotten(world: World, run: Loop, made: OpenedStore) -> None:
-    get_staleness(world.stores, made)
+    refresh_staleness(world.stores, made)
     assert world.stores.followers == {"p": {"r"}}
     run(world.creation.delete("r"))
     assert world.stores.followers == {}
@@ -257,7 +257,7 @@ def test_news_when_of_different_incarnations_then_the_newest_counts(
 ) -> None:
     for asked in heard:
         adopt_reported_policy(world.stores, made, asked)
-    staleness = get_staleness(world.stores, made)
+    staleness = refresh_staleness(world.stores, made)
     assert staleness is not None
     assert (staleness.uid, staleness.newest) == (uid, newest)
 
