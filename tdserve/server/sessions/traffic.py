@@ -34,14 +34,14 @@ class Traffic:
     """Runs reads for clients and counts all transfers.
 
     Args:
-        held: Counts the memory of answers, and of nothing else.
+        unsent: Counts the memory of answers, and of nothing else.
 
     Attributes:
         work_times: What the data workers have done, by kind of order or request.
     """
 
-    def __init__(self, held: AdmissionBudget) -> None:
-        self._held = held
+    def __init__(self, unsent: AdmissionBudget) -> None:
+        self._unsent = unsent
         self.work_times = CallTimes()
         self._counts: dict[str, _Count] = defaultdict(_Count)
 
@@ -69,7 +69,7 @@ class Traffic:
         Raises:
             ServerBusyError: There is no memory for the answer; nothing was sent.
         """
-        with self._held.admit_answer(session.answers, accepted, takes_values=session.hello.takes_values):
+        with self._unsent.admit_answer(session.answers, accepted, takes_values=session.hello.takes_values):
             return await self._read(session, request, order, accepted, announces=announces, rest=rest)
 
     async def _read(
