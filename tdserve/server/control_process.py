@@ -378,29 +378,29 @@ class ControlProcess:
     async def describe_store(
         self, request: control_pb2.DescribeStoreRequest, caller: Caller = FULL_CALLER
     ) -> control_pb2.StoreDescription:
-        """Describes a store; waits until it exists. Errors as of ``CatalogRequests`` and ``Gate.admit``."""
-        with self.gate.admit(caller, "describe_store", request):
+        """Describes a store; waits until it exists. Errors as of ``CatalogRequests`` and ``Gate.authorize``."""
+        with self.gate.authorize(caller, "describe_store", request):
             return await self._services.requests.catalog.describe_store(request)
 
     async def list_stores(
         self, request: control_pb2.ListStoresRequest, caller: Caller = FULL_CALLER
     ) -> control_pb2.ListStoresResponse:
         """Returns one page of the store names that the caller's token includes."""
-        with self.gate.admit(caller, "list_stores", request):
+        with self.gate.authorize(caller, "list_stores", request):
             return self._services.requests.catalog.list_stores(request, caller.grant)
 
     async def list_keys(
         self, request: control_pb2.ListKeysRequest, caller: Caller = FULL_CALLER
     ) -> control_pb2.ListKeysResponse:
         """Returns the keys of a store."""
-        with self.gate.admit(caller, "list_keys", request):
+        with self.gate.authorize(caller, "list_keys", request):
             return await self._services.requests.catalog.list_keys(request)
 
     async def get_stats(
         self, request: control_pb2.GetStatsRequest, caller: Caller = FULL_CALLER
     ) -> control_pb2.GetStatsResponse:
         """Returns figures of the whole server, as far as the caller's token grants them."""
-        with self.gate.admit(caller, "get_stats", request):
+        with self.gate.authorize(caller, "get_stats", request):
             return await self._observation.get_stats(caller.grant)
 
     async def exchange_content(self, connection: ContentConnection) -> None:
@@ -415,7 +415,7 @@ class ControlProcess:
         self, request: control_pb2.ObserveRequest, caller: Caller = FULL_CALLER
     ) -> control_pb2.ObserveResponse:
         """Returns what an observer shows, as far as the caller's token grants it."""
-        with self.gate.admit(caller, "observe", request):
+        with self.gate.authorize(caller, "observe", request):
             return await self._observation.observe(request, caller.grant)
 
 

@@ -265,7 +265,7 @@ class Requests:
             raise RemoteProtocolError(expected="a request", received=kind or "an empty message")
         asked = getattr(message, kind)
         try:
-            with session.admit(kind, asked):
+            with session.authorize(kind, asked):
                 if traits.has_content:
                     self._held.check_values(asked.content)
                 place_lists(message, ahead)

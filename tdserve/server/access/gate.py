@@ -31,7 +31,7 @@ class Gate:
         self.audit = AuditLog()
         self._usages = TokenUsages()
 
-    def admit(self, caller: Caller, kind: str, asked: Any) -> AbstractContextManager[None]:
+    def authorize(self, caller: Caller, kind: str, asked: Any) -> AbstractContextManager[None]:
         """Returns the context of a request or call, during which it counts for its token.
 
         Args:

@@ -189,9 +189,9 @@ class ClientSession:
         """Like ``run``, but takes the first step at once. Call it outside a task."""
         inline_tasks.start(serving, name=self._make_task_name(request), keep=partial(self._keep, request=request))
 
-    def admit(self, kind: str, asked: Any) -> AbstractContextManager[None]:
-        """Returns the context of a request; arguments and errors as of ``Gate.admit``."""
-        return nullcontext() if self._gate is None else self._gate.admit(self.caller, kind, asked)
+    def authorize(self, kind: str, asked: Any) -> AbstractContextManager[None]:
+        """Returns the context of a request; arguments and errors as of ``Gate.authorize``."""
+        return nullcontext() if self._gate is None else self._gate.authorize(self.caller, kind, asked)
 
     def begin(self, request: int) -> None:
         """Begins a request that is not under way."""
