@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from tdserve.rules.replay.claim_pacing import ClaimPacing
-from tdserve.rules.replay.claims import Claims
+from tdserve.rules.replay.claims import WriterClaim
 from tdserve.rules.replay.table import Table
 from tdserve.server.claim_writers import ClaimWriter, LocalWriter
 
@@ -25,7 +25,7 @@ class ClaimHolder:
 
     writer: ClaimWriter
     on_broken: Callable[[], None]
-    claims: dict[str, Claims] = field(default_factory=dict)
+    claims: dict[str, WriterClaim] = field(default_factory=dict)
     preparing: set[str] = field(default_factory=set)
     _pacings: WeakKeyDictionary[Table, ClaimPacing] = field(default_factory=WeakKeyDictionary)
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from tdserve.messages.row_numbers import Rows
 
 
-class Claims(Protocol):
+class WriterClaim(Protocol):
     """Rows that one writer may claim. Nothing else changes their generations before the claim is taken back.
 
     A sole writer claims the next rows of the ring. Of several writers each has a block of rows that are promised to it,

@@ -32,9 +32,9 @@ class Departures(AgingTable):
         while self.ring.pins and num_rows <= self.ring.capacity and not self._has_room(num_rows):
             if not self.draws.forget_over(self):
                 break
-        for claims in tuple(self.claims):
-            if not claims.is_block or promises.is_far_behind(self.ring, claims.promised):
-                claims.take_back()
+        for claim in tuple(self.claims):
+            if not claim.is_block or promises.is_far_behind(self.ring, claim.promised):
+                claim.take_back()
         if promises.must_end(self.ring, num_rows):
             self.take_back_claims()
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import SelectionError
 from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, TREE_PIECE_ROWS, Rows
-from tdserve.rules.replay.claims import Claims
+from tdserve.rules.replay.claims import WriterClaim
 from tdserve.rules.replay.columns import MakeColumn, RowColumns, make_in_memory
 from tdserve.rules.replay.conditional_selectors import ConditionalSelectors
 from tdserve.rules.replay.drawing import Drawing
@@ -126,7 +126,7 @@ class TableState:
         self.settings = settings
         self.ring = ring
         self.columns = RowColumns(ring.capacity, make_column)
-        self.claims: list[Claims] = []
+        self.claims: list[WriterClaim] = []
         self.draws = KeptDraws(name, horizons=state.get("runs", ()))
         self.is_closed = bool(state.get("is_closed", False))
         self._is_reserving = False  # for one writer, in several turns: no other writer gets rows meanwhile
@@ -193,14 +193,14 @@ class TableState:
     def catch_up(self, writer: bytes = b"") -> None:
         """Commits the rows that writers have filled by themselves; with ``writer`` where this client may have some."""
         mark = self.shared.read_mark()  # claims that are settled have left nothing uncommitted
-        are_live = [claims.catch_up() for claims in tuple(self.claims) if not writer or claims.may_hold(writer)]
+        are_live = [claim.catch_up() for claim in tuple(self.claims) if not writer or claim.may_hold(writer)]
         if all(are_live) and not writer:
             self.shared.note_committed(mark)
 
     def listen(self) -> None:
         """Makes these writers report every extend, because a call waits for the table."""
-        for claims in tuple(self.claims):
-            claims.listen()
+        for claim in tuple(self.claims):
+            claim.listen()
 
     def list_live_rows(self) -> Rows:
         """Returns the numbers of the rows that may be read, sorted; including rows that are being written."""
@@ -317,8 +317,8 @@ class TableState:
 
     def take_back_claims(self) -> None:
         """Ends the claims of writers: before generations change, or the rules of who may write."""
-        for claims in tuple(self.claims):
-            claims.take_back()
+        for claim in tuple(self.claims):
+            claim.take_back()
 
     def claim(self, num_rows: int) -> Reservation:
         """Like :meth:`Ring.claim`. The rows are left out of every sample from now on."""

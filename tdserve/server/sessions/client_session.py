@@ -475,8 +475,8 @@ class ClientSession:
         for task in list(self._waiting):
             task.cancel()
         holder = self.mover.claim_holder
-        for claims in list(holder.claims.values()) if holder is not None else ():
-            claims.take_back()  # commits the rows that were filled
+        for claim in list(holder.claims.values()) if holder is not None else ():
+            claim.take_back()  # commits the rows that were filled
         deadline = Deadline.after(timeout_s)
         self.mover.move_to_tasks()
         while self._tasks and not deadline.expired:  # others may begin meanwhile, such as one that sends an entry

@@ -23,7 +23,7 @@ from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.stores import Stores
-from tdserve.server.tables.table_claims import ClaimContext, TableClaims
+from tdserve.server.tables.table_claims import ClaimContext, TableClaim
 from tdserve.store.claim_file import FOLDER, ClaimFile, has_fences
 from tdserve.v1 import control_pb2
 
@@ -103,10 +103,10 @@ class Claiming:
         if store.record.uid in holder.claims or not self._may_be_claimed(store):
             return None
         table = store.get_table()
-        for claims in tuple(table.claims):
-            if not claims.is_block:  # of a writer that has come since rows were reserved: it takes the same next rows
-                claims.take_back()
-        if any(claims.has_failed for claims in table.claims):  # then it is not known which rows are claimed
+        for claim in tuple(table.claims):
+            if not claim.is_block:  # of a writer that has come since rows were reserved: it takes the same next rows
+                claim.take_back()
+        if any(claim.has_failed for claim in table.claims):  # then it is not known which rows are claimed
             return None
         wished = asked.wished_claim * (1 if holder.is_local else CLIENTS_OF_WORKER)
         window = min(wished, table.step_rows)  # rows found filled are committed in one turn
@@ -132,13 +132,14 @@ class Claiming:
             file.unlink()
             return None
         promised = table.ring.promise(num_allowed) if is_block else None
-        claims = TableClaims(self._context, store, file, record, holder=holder, window=window, promised=promised)
-        holder.claims[uid] = claims
+        holder.claims[uid] = TableClaim(
+            self._context, store, file, record, holder=holder, window=window, promised=promised
+        )
         reach("claim.granted")
-        claim = control_pb2.Claim(first_row=record.first_row, uid=record.uid, num=record.num)
-        claim.structure, claim.is_sole = store.record.structure, not is_block
-        claim.path = str(path.relative_to(self._stores.root.path))
-        return claim
+        granted = control_pb2.Claim(first_row=record.first_row, uid=record.uid, num=record.num)
+        granted.structure, granted.is_sole = store.record.structure, not is_block
+        granted.path = str(path.relative_to(self._stores.root.path))
+        return granted
 
     def _warn(self, store: OpenedStore, error: TDServeError) -> None:
         """Logs that rows cannot be claimed, though not for each of the extends that ask for a claim until they can."""
@@ -172,32 +173,32 @@ class Claiming:
         Args:
             holder: The writer; None if it is a data worker.
         """
-        claims = self._context.active.get(claimed.num)
-        if claims is None or claims.uid != claimed.uid or (holder is not None and claims.holder is not holder):
+        claim = self._context.active.get(claimed.num)
+        if claim is None or claim.uid != claimed.uid or (holder is not None and claim.holder is not holder):
             return
         if claimed.abandons:
-            claims.abandon()
+            claim.abandon()
         else:
-            claims.table.catch_up()  # all of it: then readers find that nothing is left
+            claim.table.catch_up()  # all of it: then readers find that nothing is left
 
     def catch_up(self) -> bool:
         """Commits all rows that were filled, and returns whether all of them are live."""
-        are_live = [claims.catch_up() for claims in tuple(self._context.active.values())]
+        are_live = [claim.catch_up() for claim in tuple(self._context.active.values())]
         return all(are_live)
 
     def on_session_ended(self, session: ClientSession) -> None:
         """Takes back the claims of a local client. Rows that it may still be filling wait for the proof that it is
         gone."""
         holder = session.mover.claim_holder
-        for claims in list(holder.claims.values()) if holder is not None and holder.is_local else ():
-            claims.take_back()
-            if not claims.is_settled:  # then its filled rows are committed, and the rest are free
-                self._wait_for_end(session.mover.lock_name, claims.abandon)
+        for claim in list(holder.claims.values()) if holder is not None and holder.is_local else ():
+            claim.take_back()
+            if not claim.is_settled:  # then its filled rows are committed, and the rest are free
+                self._wait_for_end(session.mover.lock_name, claim.abandon)
 
     def on_worker_lost(self, holder: ClaimHolder) -> None:
         """Ends the claims of a worker that is proved gone; the next one may become a sole writer."""
-        for claims in list(holder.claims.values()):
-            claims.abandon()
+        for claim in list(holder.claims.values()):
+            claim.abandon()
         for writers in self._writers.values():
             while holder.writer.writer_id in writers:
                 writers.remove(holder.writer.writer_id)
@@ -224,10 +225,10 @@ class Claiming:
             return
         for reservation in unfilled:
             table.ring.resume(reservation)
-        claims = TableClaims(self._context, store, file, record, unfilled=unfilled)
-        claims.take_back()
-        if not claims.is_settled:
-            self._wait_for_end(record.lock_name, claims.abandon)
+        claim = TableClaim(self._context, store, file, record, unfilled=unfilled)
+        claim.take_back()
+        if not claim.is_settled:
+            self._wait_for_end(record.lock_name, claim.abandon)
 
     def _wait_for_end(self, lock_name: str, on_gone: Callable[[], None]) -> None:
         if self._stores.process_watch.is_gone(lock_name):

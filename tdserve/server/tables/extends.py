@@ -101,8 +101,8 @@ class Extends:
         self, session: ClientSession, request: int, store: OpenedStore, asked: control_pb2.ExtendRequest
     ) -> Coming:
         """Checks an extend before rows are reserved; returns what comes with its rows."""
-        for claims in store.get_table().claims:
-            claims.check_committed(session.client_id, request)
+        for claim in store.get_table().claims:
+            claim.check_committed(session.client_id, request)
         if asked.content.fingerprint != store.spec.fingerprint:
             raise store.make_older_store_error()
         if any(column.file for column in find_columns(asked)):

@@ -71,11 +71,11 @@ class ClaimContext:
     stores: Stores
     answers: CommittedAnswers
     traffic: Traffic
-    active: dict[int, TableClaims] = field(default_factory=dict)
+    active: dict[int, TableClaim] = field(default_factory=dict)
 
 
-class TableClaims:
-    """The claim of one writer on one table (``tdserve.rules.replay.claims.Claims``).
+class TableClaim:
+    """The claim of one writer on one table (``tdserve.rules.replay.claims.WriterClaim``).
 
     Args:
         context: What all claims share.

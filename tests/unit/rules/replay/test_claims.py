@@ -26,7 +26,7 @@ from tests.unit.rules.replay.tables import clear, delete, numbers, rng, table_of
 
 
 class Writer:
-    """Claims of one writer, who claims two more rows just when they are taken back."""
+    """The claim of one writer, who claims two more rows just when it is taken back."""
 
     num = 1
     num_left = 2

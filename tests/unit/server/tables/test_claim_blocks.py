@@ -139,8 +139,8 @@ def test_block_when_control_gets_an_extend_of_its_writer_then_that_of_a_worker_e
     holder = world.worker.claim_holder = ClaimHolder(WorkerWriter("worker-0-abc"), lambda: None)
     session = world.session()
     assert claiming.grant(holder, store, wish(store)) is not None
-    (claims,) = holder.claims.values()
-    assert claims.is_block
+    (claim,) = holder.claims.values()
+    assert claim.is_block
     claiming.end_used_up(peers[0].session, store, 1)
     assert not writers[1].file.is_over, "it waits for a claim before it extends again"
     claiming.end_used_up(session, store, 1)

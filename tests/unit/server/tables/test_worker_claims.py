@@ -139,8 +139,8 @@ def test_offer_when_another_worker_takes_the_place_of_one_that_was_lost_then_it_
     claiming.on_worker_lost(holder)
     world.worker.claim_holder = ClaimHolder(WorkerWriter("worker-0-def"), lambda: None)
     offer(claiming, world.session(), store)
-    (claims,) = world.worker.claim_holder.claims.values()
-    assert not claims.is_block
+    (claim,) = world.worker.claim_holder.claims.values()
+    assert not claim.is_block
 
 
 def test_session_when_it_ends_then_the_worker_keeps_its_claim_for_the_others(
