@@ -19,11 +19,11 @@ from tdserve.v1 import control_pb2
 
 
 @dataclass(frozen=True)
-class Coming:
-    """The rows of an extend whose content has not arrived.
+class ExtendColumns:
+    """The data that an extend has for its rows, before their content has arrived.
 
     Attributes:
-        arrival: The rows' data in the request.
+        arrival: The rows' data in the request, but for the versions.
         num_rows: Number of the rows.
         versions: Policy versions that made the rows, one per row; None if the request has none.
         version_range: Lowest and highest of these versions.
@@ -34,7 +34,7 @@ class Coming:
     versions: NDArray[np.int64] | None = None
     version_range: tuple[int, int] = (0, 0)
 
-    def with_columns(self, store: OpenedStore, found: Mapping[Path, Buffer]) -> Arrival:
+    def make_arrival(self, store: OpenedStore, found: Mapping[Path, Buffer]) -> Arrival:
         """Returns the rows' data, with the columns found in their content, by path."""
         if not found and not store.group_keys:
             return self.arrival
@@ -52,8 +52,8 @@ class Coming:
         return replace(self.arrival, ends=ends, ids=ids, groups=groups)
 
 
-def decode_arrival(store: OpenedStore, client_id: bytes, asked: control_pb2.ExtendRequest) -> Coming:
-    """Returns the data that a request has for its rows.
+def decode_extend_columns(store: OpenedStore, client_id: bytes, asked: control_pb2.ExtendRequest) -> ExtendColumns:
+    """Returns the data that an extend has for its rows.
 
     Raises:
         InvalidRequestError: A column has neither one entry nor one per row, a priority is invalid, or a leaf that the
@@ -63,7 +63,7 @@ def decode_arrival(store: OpenedStore, client_id: bytes, asked: control_pb2.Exte
     num_rows = asked.num_rows
     table = store.get_table()
     if not (asked.keys or find_columns(asked)) and table.columns.trajectories is None:
-        return Coming(Arrival(writer=client_id), num_rows)
+        return ExtendColumns(Arrival(writer=client_id), num_rows)
     ends = None
     if asked.HasField("ends"):
         ends = decode_column("ends", read_list(asked.ends), "?", num_rows)
@@ -82,10 +82,10 @@ def decode_arrival(store: OpenedStore, client_id: bytes, asked: control_pb2.Exte
         raise InvalidRequestError(argument="batch", reason=reason)
     # Where rows may be claimed, which stream of a client has written them is not on record.
     writer = client_id if table.columns.trajectories is None else (client_id, asked.writer)
-    coming = Coming(Arrival(priorities=priorities, writer=writer, ends=ends, keys=keys), num_rows)
+    columns = ExtendColumns(Arrival(priorities=priorities, writer=writer, ends=ends, keys=keys), num_rows)
     if not asked.HasField("policy_versions"):
-        return coming
+        return columns
     content = read_list(asked.policy_versions)
     versions = decode_column("policy_version", content, "<i8", num_rows)
     each = np.frombuffer(content, "<i8")
-    return replace(coming, versions=versions, version_range=(int(each.min(initial=0)), int(each.max(initial=0))))
+    return replace(columns, versions=versions, version_range=(int(each.min(initial=0)), int(each.max(initial=0))))

@@ -20,10 +20,10 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import RowsToFill
 from tdserve.server.stores import Stores
-from tdserve.server.tables.arrivals import Coming, decode_arrival
+from tdserve.server.tables.arrivals import ExtendColumns, decode_extend_columns
 from tdserve.server.tables.claiming import Claiming
 from tdserve.server.tables.commits import commit_in_turns, commit_rows
-from tdserve.server.tables.policy_versions import MadeBy
+from tdserve.server.tables.policy_versions import ExtendPolicyVersions
 from tdserve.server.tables.reserving import reserve_rows
 from tdserve.server.tables.rule_keys import Buffer, RuleKeys, name_group_column
 from tdserve.server.turns import drop_references
@@ -72,10 +72,10 @@ class Extends:
         deadline = Deadline.after(asked.timeout_s)
         store = self._stores.get(asked.store)
         store.check_kind(asked.kind)
-        coming = await self._receive_arrival(session, request, store, asked)
+        columns = await self._check_and_decode(session, request, store, asked)
         if asked.wished_claim:
             self._claiming.end_used_up(session, store, asked.num_rows)
-        made_by = MadeBy(self._stores, store, asked, coming)
+        policy_versions = ExtendPolicyVersions(self._stores, store, asked, columns)
         if store.spec.values:  # a later extend would overtake the retry of one that fails for lack of it
             await _wait_for_start(self._values_worker, session, deadline)
         reservation = await reserve_rows(session, store, asked.num_rows, deadline)
@@ -85,31 +85,31 @@ class Extends:
         rows = RowsToFill(store, reservation, asked)
         reach("extend.reserved")
         try:
-            arrival = await self._fill(session, request, rows, coming)
-            done = await self._commit(session, request, rows, made_by, arrival)
+            arrival = await self._fill(session, request, rows, columns)
+            done = await self._commit(session, request, rows, policy_versions, arrival)
         except BaseException:
             session.mover.give_up_rows(request, rows)
             raise
-        last_references: list[object] = [reservation, rows, made_by, arrival, coming]
-        del reservation, rows, made_by, arrival, coming
+        last_references: list[object] = [reservation, rows, policy_versions, arrival, columns]
+        del reservation, rows, policy_versions, arrival, columns
         drop_references(last_references, num_rows=asked.num_rows)
         if asked.wished_claim and (claim := self._claiming.offer(session, store, asked)) is not None:
             done.claim.CopyFrom(claim)
         return done
 
-    async def _receive_arrival(
+    async def _check_and_decode(
         self, session: ClientSession, request: int, store: OpenedStore, asked: control_pb2.ExtendRequest
-    ) -> Coming:
-        """Checks an extend before rows are reserved; returns what comes with its rows."""
+    ) -> ExtendColumns:
+        """Checks an extend before rows are reserved; returns the data that it has for them."""
         for claim in store.get_table().claims:
             claim.check_committed(session.client_id, request)
         if asked.content.fingerprint != store.spec.fingerprint:
             raise store.make_older_store_error()
         if any(column.file for column in find_columns(asked)):
-            return await asyncio.to_thread(decode_arrival, store, session.client_id, asked)
-        return decode_arrival(store, session.client_id, asked)
+            return await asyncio.to_thread(decode_extend_columns, store, session.client_id, asked)
+        return decode_extend_columns(store, session.client_id, asked)
 
-    async def _fill(self, session: ClientSession, request: int, rows: RowsToFill, coming: Coming) -> Arrival:
+    async def _fill(self, session: ClientSession, request: int, rows: RowsToFill, columns: ExtendColumns) -> Arrival:
         """Has reserved rows filled; returns what came with them, with the columns that the table's rules need."""
         store = rows.store
         store.check_current()  # while it waited for room, leaves may have come
@@ -118,11 +118,16 @@ class Extends:
         if len(found) < len(rows.rule_leaves):
             found = await self._rule_keys.read_columns(store, rows.rule_leaves, rows.reservation.rows, session)
         if len(rows.reservation) > PIECE_ROWS:
-            return await asyncio.to_thread(coming.with_columns, store, found)
-        return coming.with_columns(store, found)
+            return await asyncio.to_thread(columns.make_arrival, store, found)
+        return columns.make_arrival(store, found)
 
     async def _commit(
-        self, session: ClientSession, request: int, rows: RowsToFill, made_by: MadeBy, arrival: Arrival
+        self,
+        session: ClientSession,
+        request: int,
+        rows: RowsToFill,
+        policy_versions: ExtendPolicyVersions,
+        arrival: Arrival,
     ) -> control_pb2.Done:
         """Commits filled rows, unless an earlier attempt, over another session, has been faster."""
         store, table = rows.store, rows.store.get_table()
@@ -138,7 +143,7 @@ class Extends:
             if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                 session.mover.give_up_rows(request, rows)
                 return control_pb2.Done.FromString(answered)
-            settle = partial(made_by.settle, arrival)
+            settle = partial(policy_versions.settle, arrival)
             arguments = self._stores, self._answers, store, rows.reservation
             forget = partial(session.mover.forget_rows, rows)
             if is_long:

@@ -15,7 +15,7 @@ from tdserve.rules.replay.staleness import LARGEST_VERSION, UNKNOWN
 from tdserve.server.kinds.policies import find_weights, follow, refresh_staleness
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.stores import Stores
-from tdserve.server.tables.arrivals import Coming
+from tdserve.server.tables.arrivals import ExtendColumns
 from tdserve.v1 import control_pb2
 
 
@@ -63,7 +63,7 @@ def adopt_reported_policy(
     store.waiters.wake()
 
 
-class MadeBy:
+class ExtendPolicyVersions:
     """The policy versions that made an extend's rows: read when it begins, settled when it is committed.
 
     Raises:
@@ -72,11 +72,13 @@ class MadeBy:
         WrongStateError: As in :func:`refresh_staleness`.
     """
 
-    def __init__(self, stores: Stores, store: OpenedStore, asked: control_pb2.ExtendRequest, coming: Coming) -> None:
+    def __init__(
+        self, stores: Stores, store: OpenedStore, asked: control_pb2.ExtendRequest, columns: ExtendColumns
+    ) -> None:
         adopt_reported_policy(stores, store, asked)
         self._stores = stores
         self._store = store
-        self._versions = coming.versions
+        self._versions = columns.versions
         staleness = refresh_staleness(stores, store)
         self._uid = "" if staleness is None else staleness.uid
         if self._versions is None:
@@ -84,7 +86,7 @@ class MadeBy:
         if staleness is None:
             reason = f"table {store.name!r} was created without a policy"
             raise InvalidRequestError(argument="policy_version", reason=reason)
-        low, high = coming.version_range
+        low, high = columns.version_range
         if low < 0 or high > staleness.newest:
             policy = store.get_table().settings.policy
             reason = f"{low if low < 0 else high} is not from 0 to {staleness.newest}, the newest of {policy!r}"

@@ -18,8 +18,8 @@ from tdserve.rules.replay.staleness import UNKNOWN
 from tdserve.server import descriptions
 from tdserve.server.kinds.policies import refresh_staleness, wake_followers
 from tdserve.server.opened_store import OpenedStore
-from tdserve.server.tables.arrivals import decode_arrival
-from tdserve.server.tables.policy_versions import MadeBy, adopt_reported_policy
+from tdserve.server.tables.arrivals import decode_extend_columns
+from tdserve.server.tables.policy_versions import ExtendPolicyVersions, adopt_reported_policy
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
@@ -46,9 +46,9 @@ def versions(*numbers: int) -> control_pb2.RowColumn:
     return control_pb2.RowColumn(data=np.array(numbers, "<i8").tobytes())
 
 
-def made_by(world: World, store: OpenedStore, asked: control_pb2.ExtendRequest) -> MadeBy:
-    """What the rows of a request were made by."""
-    return MadeBy(world.stores, store, asked, decode_arrival(store, bytes(16), asked))
+def policy_versions(world: World, store: OpenedStore, asked: control_pb2.ExtendRequest) -> ExtendPolicyVersions:
+    """The policy versions that made the rows of a request."""
+    return ExtendPolicyVersions(world.stores, store, asked, decode_extend_columns(store, bytes(16), asked))
 
 
 def described(world: World, store: OpenedStore) -> control_pb2.StoreDescription:
@@ -120,8 +120,8 @@ def test_settle_when_the_policy_was_made_anew_meanwhile_then_the_version_is_unkn
     publish(world, run, 2)
     asked = extending(made, rows(0), policy_versions=versions(1))
     before, unaware = (
-        made_by(world, made, asked),
-        made_by(world, made, extending(made, rows(0))),
+        policy_versions(world, made, asked),
+        policy_versions(world, made, extending(made, rows(0))),
     )
     run(world.creation.delete("p"))
     publish(world, run, 3)
@@ -129,7 +129,7 @@ def test_settle_when_the_policy_was_made_anew_meanwhile_then_the_version_is_unkn
     assert settled is not None
     assert settled.tolist() == [-1, -1, -1]
     assert unaware.settle(PLAIN_ARRIVAL).policy_versions is None
-    assert made_by(world, made, asked).settle(PLAIN_ARRIVAL).policy_versions.tolist() == [1, 1, 1]  # type: ignore[union-attr]
+    assert policy_versions(world, made, asked).settle(PLAIN_ARRIVAL).policy_versions.tolist() == [1, 1, 1]  # type: ignore[union-attr]
 
 
 def test_sample_when_a_lag_is_asked_for_then_rows_that_are_too_old_are_left_out(
