@@ -49,7 +49,7 @@ class RequestLog:
     def check_new(self, client_id: bytes, request: int) -> None:
         """Raises WrongStateError if the request was answered before."""
         if request in self._answers.get(client_id, ()):
-            raise WrongStateError(state="answered", event=f"second answer to request {request}")
+            raise WrongStateError(state=f"request {request} is answered", event="a second answer")
 
     def record(self, client_id: bytes, request: int, answer: bytes, *, instead_of: int | None = None) -> None:
         """Keeps an answer, and drops that of ``instead_of``. Raises WrongStateError as ``check_new``; then nothing was

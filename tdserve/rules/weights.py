@@ -207,7 +207,7 @@ class Versions:
         Raises:
             WrongStateError: It was committed or aborted before. Nothing was changed.
         """
-        self._close(publishing, "commit")
+        self._close(publishing, "committing")
         self._last = version = self.next_number
         record = VersionRecord(version, nbytes, now_s, metadata, publishing.fingerprint, publishing.order)
         self.mixes_orders |= any(
@@ -225,7 +225,7 @@ class Versions:
         Raises:
             WrongStateError: It was committed or aborted before. Nothing was changed.
         """
-        self._close(publishing, "abort")
+        self._close(publishing, "aborting")
         return () if publishing.recycles is None else (publishing.recycles,)
 
     def set_keep(self, keep: int) -> tuple[int, ...]:
@@ -278,7 +278,7 @@ class Versions:
             WrongStateError: This version has no reader. Nothing was changed.
         """
         if not self._num_readers.get(version):
-            raise WrongStateError(state="without readers", event=f"release of version {version}")
+            raise WrongStateError(state=f"version {version} has no readers", event="releasing it")
         self._num_readers[version] -= 1
         if self._num_readers[version]:
             return ()
@@ -401,7 +401,7 @@ class Versions:
 
     def _close(self, publishing: UnfinishedVersion, event: str) -> None:
         if publishing not in self._open:
-            raise WrongStateError(state="closed", event=f"{event} of version {publishing.name}")
+            raise WrongStateError(state=f"version {publishing.name} is closed", event=f"{event} it")
         self._open.remove(publishing)
 
     def _retire(self) -> tuple[int, ...]:

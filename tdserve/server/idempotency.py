@@ -51,7 +51,7 @@ class CommittedAnswers:
                 dropped since, so carrying out this attempt might apply the request twice.
         """
         if self._log.is_over(client_id, request):
-            raise WrongStateError(state="over", event=f"another attempt of request {request}")
+            raise WrongStateError(state=f"request {request} is over", event="another attempt")
         return self._log.find_answer(client_id, request)
 
     def check_room(self, client_id: bytes) -> None:

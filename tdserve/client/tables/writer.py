@@ -102,7 +102,6 @@ class ReplayWriter:
         self._has_values = bool(spec.values)
         self._settings = handle.settings
         self.policy_version = policy_version
-        self._uses_priority = handle.settings.uses_priority
         self._allows_pickle: bool = handle._client.allow_pickle
         self._reader = RowReader(spec, store=table.name, allow_pickle=self._allows_pickle, ignores=ADDED_KEYS)
         self._sender = RowSender(
@@ -179,9 +178,8 @@ class ReplayWriter:
             ClosedError: The writer was closed.
             ForkedClientError: This is a forked child of the process that has made the writer.
         """
-        if priority is not None and not self._uses_priority:
-            reason = f"table {self.name!r} has neither a sampler nor a remover that uses priorities"
-            raise InvalidRequestError(argument="priority", reason=reason)
+        if priority is not None:
+            self._settings.check_uses_priority(self.name)
         try:
             leaves, values = self._reader.read(td)
         except SpecMismatchError as error:

@@ -404,7 +404,7 @@ class Ring:
             WrongStateError: The reservation is not quarantined. Nothing was changed.
         """
         if self._quarantined.pop(reservation.num, None) is not reservation:
-            raise WrongStateError(state="not quarantined", event=f"resuming reservation {reservation.num}")
+            raise WrongStateError(state=f"reservation {reservation.num} is not quarantined", event="resuming it")
         self._open[reservation.num] = reservation
 
     def commit(self, reservation: Reservation) -> Rows:
@@ -416,7 +416,7 @@ class Ring:
         Raises:
             WrongStateError: The reservation is not open: committed, aborted or quarantined. Nothing was changed.
         """
-        self._close(reservation, "commit")
+        self._close(reservation, "committing")
         committed = self.compute_generations(reservation)
         self._generations[compact(reservation.rows)] = committed
         self._num_live += len(reservation)
@@ -437,7 +437,7 @@ class Ring:
         Raises:
             WrongStateError: The reservation is not open. Nothing was changed.
         """
-        self._close(reservation, "abort")
+        self._close(reservation, "aborting")
         self._in_line.add_holes(reservation.rows)
 
     def quarantine(self, reservation: Reservation) -> None:
@@ -446,7 +446,7 @@ class Ring:
         Raises:
             WrongStateError: The reservation is not open. Nothing was changed.
         """
-        self._close(reservation, "quarantine")
+        self._close(reservation, "quarantining")
         self._quarantined[reservation.num] = reservation
         self._num_reserved += len(reservation)
 
@@ -457,7 +457,7 @@ class Ring:
             WrongStateError: The reservation is not quarantined. Nothing was changed.
         """
         if self._quarantined.get(reservation.num) is not reservation:
-            raise WrongStateError(state="not quarantined", event=f"release of reservation {reservation.num}")
+            raise WrongStateError(state=f"reservation {reservation.num} is not quarantined", event="releasing it")
         del self._quarantined[reservation.num]
         self._num_reserved -= len(reservation)
         self._in_line.add_holes(reservation.rows)
@@ -531,7 +531,7 @@ class Ring:
     def _close(self, reservation: Reservation, event: str) -> None:
         if self._open.get(reservation.num) is not reservation:
             state = "quarantined" if reservation.num in self._quarantined else "closed"
-            raise WrongStateError(state=state, event=f"{event} of reservation {reservation.num}")
+            raise WrongStateError(state=f"reservation {reservation.num} is {state}", event=f"{event} it")
         del self._open[reservation.num]
         self._num_reserved -= len(reservation)
 

@@ -134,6 +134,12 @@ class Settings:
         """Whether the table keeps priorities of its rows."""
         return self.sampler.uses_priority or self.remover.uses_priority
 
+    def check_uses_priority(self, name: str) -> None:
+        """Raises InvalidRequestError if the table, which has this name, keeps no priorities."""
+        if not self.uses_priority:
+            reason = f"table {name!r} has neither a sampler nor a remover that uses priorities"
+            raise InvalidRequestError(argument="priority", reason=reason)
+
     @property
     def counts_samples(self) -> bool:
         """Whether the table counts how often each row was sampled."""

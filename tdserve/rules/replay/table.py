@@ -378,10 +378,7 @@ class Table(Departures):
 
     def check_update(self, rows: Rows, priorities: NDArray[Any], generations: NDArray[np.uint32] | None) -> None:
         """Raises as ``update_priority`` does, and changes nothing."""
-        if not self._uses_priority:
-            raise InvalidRequestError(
-                argument="priority", reason=f"the sampler of table {self.name!r} has no priorities"
-            )
+        self.settings.check_uses_priority(self.name)
         check_priorities(priorities)
         if generations is None:
             self.check_live(rows)

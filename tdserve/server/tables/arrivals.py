@@ -69,9 +69,7 @@ def decode_extend_columns(store: OpenedStore, client_id: bytes, asked: control_p
         ends = decode_column("ends", read_list(asked.ends), "?", num_rows)
     priorities = None
     if asked.HasField("priorities"):
-        if not table.settings.uses_priority:
-            reason = f"table {store.name!r} has neither a sampler nor a remover that uses priorities"
-            raise InvalidRequestError(argument="priority", reason=reason)
+        table.settings.check_uses_priority(store.name)
         content = read_list(asked.priorities)
         priorities = decode_column("priority", content, "<f8", num_rows)
         check_priorities(np.frombuffer(content, "<f8"))  # one entry for all rows may stand for very many

@@ -265,6 +265,6 @@ def test_priorities_when_asked_for_rows_that_are_not_live_then_refused(client: t
         table.get_priorities([10])
     plain = client.create_replay(f"{name}-plain", like=like, capacity=10)
     plain.extend(make_rows(1))
-    with pytest.raises(tdserve.InvalidRequestError, match="no priorities"):
+    with pytest.raises(tdserve.InvalidRequestError, match="nor a remover that uses priorities"):
         plain.get_priorities([0])
     client.delete(f"{name}-plain")

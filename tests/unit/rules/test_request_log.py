@@ -24,7 +24,7 @@ def test_seen_when_the_answer_is_empty_then_still_seen() -> None:
 def test_record_when_answered_before_then_refused_and_the_first_stays() -> None:
     log = RequestLog()
     log.record(_ANN, 1, b"one")
-    with pytest.raises(WrongStateError):
+    with pytest.raises(WrongStateError, match=r"^a second answer is not possible while request 1 is answered$"):
         log.record(_ANN, 1, b"two")
     assert log.find_answer(_ANN, 1) == b"one"
 

@@ -188,7 +188,7 @@ def test_acquire_when_not_kept_then_the_error_lists_kept_versions(version: int) 
 def test_release_when_no_client_reads_then_refused() -> None:
     versions = Versions()
     _publish(versions)
-    with pytest.raises(WrongStateError):
+    with pytest.raises(WrongStateError, match=r"^releasing it is not possible while version 1 has no readers$"):
         versions.release(1)
 
 

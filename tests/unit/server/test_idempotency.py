@@ -86,7 +86,7 @@ def test_earlier_when_the_client_has_said_that_it_asks_no_more_then_refused(worl
         record(world, world.answers, request)
     world.answers.forget(CLIENT, control_pb2.Answered(below=4, but_for=[2]))
     for request in (1, 3):
-        with pytest.raises(WrongStateError):
+        with pytest.raises(WrongStateError, match=f"^another attempt is not possible while request {request} is over$"):
             world.answers.find_earlier(CLIENT, request)
     assert [world.answers.find_earlier(CLIENT, request) for request in (2, 4)] == [b"done", None]
     assert world.answers.find_earlier(OTHER, 1) is None

@@ -235,7 +235,7 @@ def test_update_priority_when_it_cannot_be_then_refused_and_nothing_changes(
 def test_update_priority_when_the_table_has_none_then_refused() -> None:
     table = table_of()
     write(table, 1)
-    with pytest.raises(InvalidRequestError, match="'replay'"):
+    with pytest.raises(InvalidRequestError, match="'replay' has neither a sampler nor a remover that uses priorities"):
         table.update_priority(numbers(0), np.array([1.0]), None)
 
 

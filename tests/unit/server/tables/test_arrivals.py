@@ -67,7 +67,7 @@ def test_arriving_when_one_priority_is_of_absurdly_many_rows_then_takes_no_memor
 
 
 def test_arriving_when_nothing_uses_priorities_then_refused(world: World, run: Loop) -> None:
-    with pytest.raises(InvalidRequestError, match="'r'"):
+    with pytest.raises(InvalidRequestError, match="'r' has neither a sampler nor a remover that uses priorities"):
         decode_extend_columns(create(world, run), CLIENT, make_request(priorities=floats(1.0)))
 
 
