@@ -54,9 +54,6 @@ _Handler = Callable[[ClientSession, int, Any], Awaitable["control_pb2.Done | Non
 ANSWER_PAGES = 8
 """A page of keys counts as the memory limit divided by this, at most."""
 
-_REFUSED = ServerBusyError.code
-"""Code of a request that is refused before it has begun, or whose attempt was cancelled."""
-
 
 @dataclass(frozen=True)
 class RequestTraits:
@@ -174,11 +171,12 @@ class Requests:
             ahead: The long lists that were sent before it. They are removed at the end, unless a recorded write needs
                 them after a restart.
         """
-        kind, begun_s, code = message.WhichOneof("body") or "", time.perf_counter(), _REFUSED
+        kind, begun_s = message.WhichOneof("body") or "", time.perf_counter()
+        code = TransferAbortedError.code  # stays if even its answer is cancelled
         span = None if self.traces is None else self.traces.begin(session, message, kind)
         try:
-            if await self._wait_for_earlier_attempt(session, kind, message):
-                code = await self._answer(session, kind, message, ahead)
+            refusal = await self._wait_for_earlier_attempt(session, kind, message)
+            code = refusal or await self._answer(session, kind, message, ahead)
         finally:
             self.call_times.count(kind if kind in self._traits else "unknown", time.perf_counter() - begun_s, code)
             session.num_requests += 1
@@ -226,8 +224,9 @@ class Requests:
 
     async def _wait_for_earlier_attempt(
         self, session: ClientSession, kind: str, message: control_pb2.ClientMessage
-    ) -> bool:
-        """Begins a request, after any earlier attempt at it; returns False if it was refused or cancelled instead.
+    ) -> str:
+        """Begins a request, after any earlier attempt at it; returns "", or the code of the error if it was refused or
+        cancelled instead.
 
         A retry has the number of the earlier attempt and may arrive while that is still ending here: the worker has yet
         to report it, or its answer is being sent. The retry waits for that.
@@ -239,7 +238,7 @@ class Requests:
                 with self._held.admit(session, f"a request of kind {kind!r}", message.ByteSize()):
                     await session.wait_ended(request)
             session.begin(request)
-            return True
+            return ""
         except ServerBusyError as error:
             refusal = error
             _forget_calls(error)
@@ -250,7 +249,7 @@ class Requests:
         await self._refuse(session, request, refusal)
         if request not in session.requests:  # else it belongs to the one under way
             session.cancelled_requests.discard(request)
-        return False
+        return refusal.code
 
     async def _refuse(self, session: ClientSession, request: int, error: TDServeError) -> None:
         with session.count_refusal():

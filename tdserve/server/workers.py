@@ -25,8 +25,9 @@ from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.v1 import worker_pb2
 
 RESTART_BACKOFF_S = 0.1
+"""Shortest restart delay, which each early death doubles; after the first it is already twice as long."""
 MAX_RESTART_BACKOFF_S = 2.0
-"""Limit of the restart delay, which starts at ``RESTART_BACKOFF_S`` and doubles with each early death."""
+"""Longest restart delay."""
 HEALTHY_AFTER_S = 10.0
 """Lifetime after which a worker is restarted with the shortest delay; one that dies at once must not burn a core."""
 

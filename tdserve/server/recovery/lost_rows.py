@@ -185,7 +185,8 @@ class LostRows:
         return "rows whose writer died while it overwrote them"
 
     def find_writers(self, rows: RowSet) -> list[str]:
-        """Returns the lock names of the writers that may still write into these rows."""
+        """Returns the lock names of the writers that have left some of these rows unfinished, gone or not; or what
+        takes their place."""
         return [each.lock_name for each in self.overwrites if each.rows.overlaps(rows)]
 
     def is_grace_over(self, rows: RowSet, until_s: float) -> bool:

@@ -89,7 +89,7 @@ def test_is_grace_over_when_writers_are_left_then_only_after_the_time_has_change
     assert lost.is_grace_over(rows_of(4), 10.0)
 
 
-def test_find_writers_when_rows_are_given_then_locks_of_writers_that_may_fill_them() -> None:
+def test_find_writers_when_rows_are_given_then_locks_of_writers_that_have_left_them() -> None:
     other = Overwrite("u", "other lock", 1, rows_of(2, 9), ())
     lost = LostRows([overwrite(4, 2), other])
     assert lost.find_writers(rows_of(4)) == ["lock"]
