@@ -60,7 +60,7 @@ class UnfinishedWrites:
 
     def hold_back(self, store: OpenedStore, reservation: Reservation, record: ReservedRows) -> None:
         """Quarantines reserved rows whose writer has disconnected until it is proved gone."""
-        store.get_table().quarantine(reservation)
+        store.get_table().ring.quarantine(reservation)
         self._process_watch.watch(record.lock_name, partial(self._release, store, reservation, record))
 
     def lose(self, store: OpenedStore, overwrite: Overwrite) -> None:
@@ -179,7 +179,7 @@ class UnfinishedWrites:
 
     def _release(self, store: OpenedStore, reservation: Reservation, record: ReservedRows) -> None:
         """Frees reserved rows for the next writer."""
-        store.get_table().release(reservation)
+        store.get_table().ring.release(reservation)
         self._db.delete("pending", record.key)
         store.waiters.wake()
 

@@ -313,7 +313,7 @@ class Ring:
         return self._register(first, NO_ROWS), self._register(others, NO_ROWS)
 
     def reserve_holes(self) -> Reservation | None:
-        """Reserves all rows that were given up, to clean up after them; ``None`` if there are none."""
+        """Reserves all rows that were given up, to clean up after them before :meth:`abort`; None if there are none."""
         holes = self._in_line.take_holes(self.num_holes)
         return self._register(holes, NO_ROWS) if len(holes) else None
 

@@ -134,22 +134,6 @@ class Table(Departures):
         self._enter(reservation.rows)
         return generations
 
-    def abort(self, reservation: Reservation) -> None:
-        """See :meth:`Ring.abort`."""
-        self.ring.abort(reservation)
-
-    def quarantine(self, reservation: Reservation) -> None:
-        """See :meth:`Ring.quarantine`."""
-        self.ring.quarantine(reservation)
-
-    def release(self, reservation: Reservation) -> None:
-        """See :meth:`Ring.release`."""
-        self.ring.release(reservation)
-
-    def reserve_holes(self) -> Reservation | None:
-        """See :meth:`Ring.reserve_holes`; followed by :meth:`abort`."""
-        return self.ring.reserve_holes()
-
     def count_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
         """Like :meth:`Ring.count_claimable`; 0 unless new rows only have to be the next ones."""
         if self.is_closed or self._is_reserving or not self.settings.is_plain_ring:

@@ -130,7 +130,7 @@ class Mover(ABC):
 
     def give_up_rows(self, request: int, rows: RowsToFill) -> None:
         """Frees rows that were not filled or are not needed. Nobody can write them any more."""
-        rows.store.get_table().abort(rows.reservation)
+        rows.store.get_table().ring.abort(rows.reservation)
         rows.store.waiters.wake()
 
     @abstractmethod

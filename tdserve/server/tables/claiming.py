@@ -238,7 +238,7 @@ class Claiming:
 
     def _free(self, store: OpenedStore, record: ClaimRecord, unfilled: list[Reservation]) -> None:
         for reservation in unfilled:
-            store.get_table().release(reservation)
+            store.get_table().ring.release(reservation)
         self._stores.db.delete("pending", record.key)
         store.waiters.wake()
 

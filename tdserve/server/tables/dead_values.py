@@ -59,7 +59,7 @@ class DeadValues:
     async def _drop(self, store: OpenedStore) -> bool:
         """Drops them; returns whether there were any. The rows are reserved meanwhile, since values of new rows would
         be dropped too."""
-        reservation = store.get_table().reserve_holes()
+        reservation = store.get_table().ring.reserve_holes()
         if reservation is None:
             return False
         order = worker_pb2.Order()
@@ -71,5 +71,5 @@ class DeadValues:
             _log.warning("values of rows that have left %r could not be dropped: %s", store.name, error)
             return False
         finally:
-            store.get_table().abort(reservation)
+            store.get_table().ring.abort(reservation)
             store.waiters.wake()

@@ -74,7 +74,7 @@ class RowsInParts:
     def abort(self) -> None:
         """Frees what was reserved; ``end`` must follow."""
         for part in (*self._joined, *self._newest):
-            self._table.abort(part)
+            self._table.ring.abort(part)
 
     def end(self) -> None:
         """Lets other writers have rows again."""
@@ -93,7 +93,7 @@ async def reserve_rows(session: ClientSession, store: OpenedStore, num_rows: int
     line, explain = ("extend", num_rows), partial(table.explain_extend, num_rows)
     if num_rows <= table.step_rows:
         return await session.wait(
-            store.waiters, partial(table.reserve, num_rows), deadline, explain, line=line, give_back=table.abort
+            store.waiters, partial(table.reserve, num_rows), deadline, explain, line=line, give_back=table.ring.abort
         )
     await inline_tasks.ensure_task()
     rows = RowsInParts(table, num_rows)

@@ -247,7 +247,7 @@ class TableClaim:
         """Frees what the writer has claimed and will not fill. After a failure it is not known what that is."""
         if self._is_abandoned and self._failure is None:
             while self._pending:
-                self.table.abort(self._pending.pop())
+                self.table.ring.abort(self._pending.pop())
 
     def _settle(self) -> None:
         if self._pending or self._state in (_ClaimState.OPEN, _ClaimState.SETTLED):
@@ -341,7 +341,7 @@ class TableClaim:
         record = self._record.take(extend.num_rows, num_taken=num_taken)
         record.save(self._stores.db)
         self.table.shared.count_given_up()
-        self.table.abort(reservation)
+        self.table.ring.abort(reservation)
         self._finish_oldest(record)
 
     def _get_claimed(self, num_rows: int) -> Reservation:

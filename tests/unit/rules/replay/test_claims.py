@@ -94,7 +94,7 @@ def test_claim_when_the_ring_is_at_its_end_then_goes_round_and_may_be_given_up(t
     write(table, 7)
     reservation = table.claim(2)
     assert reservation.rows.tolist() == [7, 0]
-    table.abort(reservation)
+    table.ring.abort(reservation)
     assert (len(table), table.info()["num_holes"]) == (6, 2)
 
 

@@ -44,7 +44,7 @@ def test_continuing_when_rows_of_several_writers_arrive_together_then_each_for_i
 def test_continuing_when_other_rows_are_committed_in_between_then_those_of_one_block_still_do() -> None:
     table = small_table(16)
     first, other, last = (reserve(table, 2) for _ in range(3))
-    table.abort(last)
+    table.ring.abort(last)
     for reservation, writer in ((first, "a"), (other, "b")):
         table.arrive(reservation.rows, Arrival(writer=writer))
         table.commit(reservation)

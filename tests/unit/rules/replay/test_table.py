@@ -101,14 +101,14 @@ def test_extend_when_it_fits_never_then_capacity_error_and_now_then_none() -> No
         table.reserve(5)
     held = reserve(table, 3)
     assert table.reserve(2) is None
-    table.abort(held)
+    table.ring.abort(held)
     assert table.reserve(2) is not None
 
 
 def test_extend_when_the_writer_died_then_the_next_one_gets_the_rows() -> None:
     table = small_table(4)
     table.commit(reserve(table, 4))
-    table.abort(reserve(table, 2))
+    table.ring.abort(reserve(table, 2))
     assert table.list_live_rows().tolist() == [2, 3]
     assert reserve(table, 2).rows.tolist() == [0, 1]
 
@@ -116,12 +116,12 @@ def test_extend_when_the_writer_died_then_the_next_one_gets_the_rows() -> None:
 def test_quarantine_when_the_writer_is_silent_then_no_writer_gets_the_rows_until_release() -> None:
     table = small_table(4)
     held = reserve(table, 2)
-    table.quarantine(held)
+    table.ring.quarantine(held)
     assert reserve(table, 2).rows.tolist() == [2, 3]
     assert table.reserve(1) is None
     with pytest.raises(WrongStateError):
         table.commit(held)
-    table.release(held)
+    table.ring.release(held)
     assert reserve(table, 2).rows.tolist() == [0, 1]
 
 
@@ -147,7 +147,7 @@ def test_read_when_a_row_is_not_there_then_selection_error(row: int, reason: str
 def test_info_when_used_then_every_count_is_right() -> None:
     table = small_table(8, min_size=2)
     table.commit(reserve(table, 5))
-    table.abort(reserve(table, 2))
+    table.ring.abort(reserve(table, 2))
     table.draw_sample(3, 2, rng=rng())
     reserve(table, 1)
     expected: dict[str, Any] = {"num_rows": 5, "capacity": 8, "num_held": 0, "num_reserved": 1, "num_holes": 1}

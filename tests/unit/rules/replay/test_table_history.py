@@ -178,7 +178,7 @@ class _AgainstAModel(RuleBasedStateMachine):
             self.num_failed += len(reservation)
             if arrival.priorities is not None:
                 self.highest = max(self.highest, float(arrival.priorities[0]))
-        self.table.abort(reservation)
+        self.table.ring.abort(reservation)
 
     # ------------------------------------------------------------ reading
 

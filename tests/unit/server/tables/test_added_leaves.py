@@ -254,7 +254,7 @@ def test_leaves_when_a_writer_waits_for_room_then_it_is_refused_and_its_rows_are
         while not store.waiters.num_waiting:  # noqa: ASYNC110 (waiting tells nobody that it begins)
             await asyncio.sleep(0)
         await world.alterations.alter(world.session(2), 1, adding())
-        table.abort(held)
+        table.ring.abort(held)
         store.waiters.wake()
         with pytest.raises(StructureChangedError):
             await extending

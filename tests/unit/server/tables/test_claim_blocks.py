@@ -43,7 +43,7 @@ def peers(world: World, run: Loop) -> Iterator[list[LocalPeer]]:
 def writers(claiming: Claiming, peers: list[LocalPeer], store: OpenedStore, world: World) -> list[Claimant]:
     """Two of them, each with a block; the first one's sole claim was taken back when the second came."""
     Claimant(claiming, peers[0], store, world)
-    store.get_table().abort(plan(store, 1))
+    store.get_table().ring.abort(plan(store, 1))
     store.get_table().commit(plan(store, 1))  # the row of the second one's first extend
     return [Claimant(claiming, peer, store, world) for peer in peers[1::-1]]
 

@@ -36,7 +36,7 @@ def test_counts_when_live_rows_are_reserved_then_they_are_overwritten_and_new_or
     assert count() == (4, 2), "two rows were never used before"
     coming = make_counts(store, num_coming=4)
     assert (coming.rows, coming.overwritten) == (8, 0)
-    table.abort(reservation)
+    table.ring.abort(reservation)
     clear(table)
     assert count() == (0, 0)
     assert table.reserve(3) is not None

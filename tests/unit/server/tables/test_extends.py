@@ -105,7 +105,7 @@ def test_extend_when_all_rows_are_being_written_then_waits_until_the_deadline(
     with pytest.raises(DeadlineExceededError, match=r"room for 3 rows in 'r' \(7 are being written\)"):
         run(world.extends.extend(world.session(), 1, ask(store, rows(0))))
     assert reservation is not None
-    store.get_table().abort(reservation)
+    store.get_table().ring.abort(reservation)
     assert extend(world, run, store, rows(0), 2)
 
 
@@ -207,7 +207,7 @@ def test_extend_when_granted_and_given_up_in_that_moment_then_the_next_writer_go
             for n in (1, 2)
         )
         await in_line(store, 2)
-        table.abort(held)
+        table.ring.abort(held)
         store.waiters.wake()
         await outside(first.cancel)  # it is granted, and has not gone on yet
         return await asyncio.wait_for(second, 5.0)
