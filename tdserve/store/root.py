@@ -78,16 +78,12 @@ class Root:
         self._holder = holder
 
     @classmethod
-    def acquire(
-        cls, path: str | os.PathLike[str], *, address: str = "", pid: int | None = None, is_closed: bool = False
-    ) -> Root:
-        """Creates the folders if needed and takes the root for this process.
+    def acquire(cls, path: str | os.PathLike[str], *, is_closed: bool = False) -> Root:
+        """Creates the folders if needed and takes the root for this process. Its address is not known yet: see
+        :meth:`set_address`.
 
         Args:
             path: The root; created with its parents if it is missing.
-            address: Where the server listens, for other servers' messages. Often not known yet: see
-                :meth:`set_address`.
-            pid: Process named as the holder; by default this one.
             is_closed: Whether other users may enter none of its folders, whatever the umask.
 
         Raises:
@@ -114,9 +110,9 @@ class Root:
                         (root / name).chmod(mode)
                 nonce = secrets.token_hex(_NONCE_BYTES)
                 replace_file(root / _NONCE_FILE, nonce.encode())
-                holder: dict[str, str | int] = {"pid": pid or os.getpid(), "host": socket.gethostname()}
+                holder: dict[str, str | int] = {"pid": os.getpid(), "host": socket.gethostname()}
                 acquired = cls(root, lock_fd=lock_fd, server_id=server_id, nonce=nonce, holder=holder)
-                acquired.set_address(address)
+                acquired.set_address("")
         except BaseException:
             os.close(lock_fd)
             raise

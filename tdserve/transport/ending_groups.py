@@ -24,7 +24,7 @@ class EndingGroups:
 
     @property
     def num_ending(self) -> int:
-        """Number of groups that have not ended yet."""
+        """Number of groups that have not ended yet. For tests."""
         return len(self._kept)
 
     def end_in_thread(

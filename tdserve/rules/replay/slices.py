@@ -228,7 +228,7 @@ class SliceSelector(Selector):
         return max(self._starts, default=1)
 
     def list_starts(self, length: int) -> Rows:
-        """Returns the rows where a slice of this length begins, sorted; a copy."""
+        """Returns the rows where a slice of this length begins, sorted; a copy. For tests."""
         return self._get_starts(length).get_rows()
 
     def add(self, rows: Rows) -> None:

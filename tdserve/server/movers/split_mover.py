@@ -33,6 +33,8 @@ def make_local_mover(context: MoverContext, session: ClientSession, client: Loca
 class SplitMover(SessionMover):
     """Moves by permits what the client can read or write itself, and the rest over the session's channel.
 
+    A method without a docstring does what the same method of the mover does that it calls.
+
     Args:
         session: Session whose content it moves.
         permits: Moves what the client reads.
@@ -52,44 +54,35 @@ class SplitMover(SessionMover):
 
     @property
     def claim_holder(self) -> ClaimHolder | None:
-        """As of what moves the writes."""
         return self._writes.claim_holder
 
     def take_claim(self, store: OpenedStore, grant: Callable[[], control_pb2.Claim | None]) -> control_pb2.Claim | None:
-        """As of what moves the writes."""
         return self._writes.take_claim(store, grant)
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
-        """As of what moves the writes."""
         await self._await_worker()
         return await self._writes.put_rows(request, rows)
 
     def forget_rows(self, rows: RowsToFill, txn: Transaction) -> None:
-        """As of what moves the writes."""
         self._writes.forget_rows(rows, txn)
 
     def give_up_rows(self, request: int, rows: RowsToFill) -> None:
-        """As of what moves the writes."""
         self._writes.give_up_rows(request, rows)
 
     async def fill(self, request: int, store: StoreToFill, content: control_pb2.Content) -> None:
-        """As of what moves the writes."""
         await self._await_worker()
         await self._writes.fill(request, store, content)
 
     def locate_values(self, content: control_pb2.Content, order: worker_pb2.PutValues, spool: str) -> None:
-        """As of what moves the writes."""
         self._writes.locate_values(content, order, spool)
 
     async def overwrite(self, request: int, store: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
-        """As of what moves the writes."""
         await self._await_worker()
         return await self._writes.overwrite(request, store, asked)
 
     async def put_version(
         self, request: int, store: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
     ) -> None:
-        """As of what moves the writes."""
         await self._await_worker()
         await self._writes.put_version(request, store, publishing, spec, content)
 
@@ -102,32 +95,26 @@ class SplitMover(SessionMover):
         *,
         keys: Sequence[content_pb2.Path] = (),
     ) -> control_pb2.Done | None:
-        """As of PermitMover."""
         return await self._reads.get_rows(request, store, plan, accepted, keys=keys)
 
     async def get_selection(
         self, request: int, store: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted
     ) -> control_pb2.Done | None:
-        """As of PermitMover."""
         return await self._reads.get_selection(request, store, asked, accepted)
 
     async def get_entries(
         self, request: int, store: OpenedStore, asked: control_pb2.GetRequest
     ) -> control_pb2.Done | None:
-        """As of WorkerMover."""
         await self._await_worker()
         return await self._entries.get_entries(request, store, asked)
 
     async def get_version(self, request: int, version: VersionToSend) -> control_pb2.Done | None:
-        """As of PermitMover."""
         return await self._reads.get_version(request, version)
 
     def may_still_write(self, request: int) -> bool:
-        """As of the two."""
         return self._reads.may_still_write(request) or self._writes.may_still_write(request)
 
     def move_to_tasks(self) -> None:
-        """As of PermitMover."""
         self._reads.move_to_tasks()
 
     async def _await_worker(self) -> None:

@@ -48,7 +48,7 @@ class RestoredSettings:
         """Gives a table that was restored, and that nobody has asked for since, the settings of this request for it.
 
         Args:
-            request: For it, if it exists.
+            request: The request to create the table.
 
         Returns:
             What was changed; "" if nothing was, since it has these settings, or differs in more than may change.

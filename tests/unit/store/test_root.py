@@ -25,7 +25,8 @@ from tdserve.store.root import Root
 HOLD = """
 import signal, sys
 from tdserve.store.root import Root
-root = Root.acquire(sys.argv[1], address="10.1.2.3:7707")
+root = Root.acquire(sys.argv[1])
+root.set_address("10.1.2.3:7707")
 print("held", flush=True)
 signal.pause()
 """
