@@ -15,6 +15,7 @@ from tdserve.base.config import ServerConfig
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, RemoteProtocolError, TDServeError
 from tdserve.base.failpoints import reach
+from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.control.content_relay import ContentConnection
 from tdserve.control.servicer import SessionConnection
 from tdserve.control.status import encode_failure
@@ -123,16 +124,16 @@ class ControlProcess:
 
     def _make_worker(self, number: int, make: Callable[..., DataWorker]) -> DataWorker:
         config = self._config
-        device = config.devices[number : number + 1]
-        return make(
+        arguments = WorkerArguments(
             number,
+            config.transfer_timeout_s,
+            config.memory_limit_bytes,
+            device=config.devices[number] if config.devices else "",
+            interface=config.interface or "",
+        )
+        return make(
+            arguments,
             self._worker_processes,
-            arguments=(
-                str(config.transfer_timeout_s),
-                str(config.memory_limit_bytes),
-                *device,
-                *((config.interface or "",) if device else ()),
-            ),
             timeout_s=config.worker_timeout_s,
             on_session=self._on_session_report,
             on_lost=self._on_worker_lost,

@@ -22,6 +22,7 @@ from typing import Any
 from tdserve.base.config import ServerConfig, build_single_threaded_environment
 from tdserve.base.errors import CapacityError, ClosedError, PeerLostError
 from tdserve.base.machine import count_oom_kills
+from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.control.framing import HANDED_SOCKET
 from tdserve.server.exit_reasons import explain_exit
 
@@ -255,11 +256,8 @@ class WorkerProcesses:
         with suppress(OSError):
             self._fork_server = ForkServerProcess(timeout_s=self._timeout_s)
 
-    async def fork(self, arguments: Sequence[str]) -> WorkerProcess:
+    async def fork(self, arguments: WorkerArguments) -> WorkerProcess:
         """Returns a new process.
-
-        Args:
-            arguments: Arguments of ``tdserve.worker.data_worker`` after the socket.
 
         Raises:
             OSError, CapacityError: Descriptors, processes or memory are short; a later attempt may succeed.
@@ -279,7 +277,7 @@ class WorkerProcesses:
             process = WorkerProcess(fork_server, connection, handover, life_fd)
             fds = [fd for fd in (end.fileno(), taken.fileno(), held_fd, self._root_fd) if fd is not None]
             try:
-                answer = await fork_server.ask({"fork": list(arguments), "num_fds": len(fds)}, fds)
+                answer = await fork_server.ask({"fork": arguments.to_json(), "num_fds": len(fds)}, fds)
             except PeerLostError:  # perhaps between the fork and its answer
                 theirs.close()
                 await process.wait_gone()

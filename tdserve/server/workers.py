@@ -8,11 +8,12 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tdserve.base.config import ServerConfig
 from tdserve.base.errors import CapacityError, ClosedError, LocalProtocolError, PeerLostError, TooLargeError
 from tdserve.base.machine import count_oom_kills
+from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.control.framing import ControlSocket
 from tdserve.control.status import decode_failure
 from tdserve.server.claim_holder import ClaimHolder
@@ -63,15 +64,15 @@ class DataWorker:
     """One data worker, through all its restarts.
 
     Args:
-        number: Its number, from 0 to ``--workers`` - 1.
+        arguments: Arguments of its first process; of a later one they may differ in ``checks_pages``.
         processes: Starts its processes.
-        arguments: Arguments of the process from its transfer timeout on.
         timeout_s: Time without a sign of life after which the process counts as hung, and is killed.
         on_session: Called with reports that concern a session: rendezvous entries, losses, and messages of its client.
         on_lost: Called when the process has died and is proved gone: nothing it did goes on any more.
         on_span: Called with reports that have a span; None ignores these.
 
     Attributes:
+        number: Its number, from 0 to ``--workers`` - 1.
         gpu: The uuid of its GPU; "" if it has none, or is not up yet.
         why_no_gpu: The reason why it cannot use the GPU that it was given.
         claim_holder: Claims of the process; None while there is none.
@@ -79,16 +80,15 @@ class DataWorker:
 
     def __init__(
         self,
-        number: int,
+        arguments: WorkerArguments,
         processes: WorkerProcesses,
         *,
-        arguments: tuple[str, ...],
         timeout_s: float = ServerConfig.worker_timeout_s,
         on_session: Callable[[worker_pb2.Report], None],
         on_lost: Callable[[DataWorker], None],
         on_span: Callable[[DataWorker, worker_pb2.Report], None] | None = None,
     ) -> None:
-        self.number = number
+        self.number = arguments.number
         self.num_restarts = 0
         self.known_specs = WorkerSpecCache(self._forget_specs)
         self.ready = asyncio.Event()
@@ -109,7 +109,6 @@ class DataWorker:
         self._task: asyncio.Task[None] | None = None
         self._killing: asyncio.Future[None] | None = None
         self._is_stopping = self._has_started = False
-        self._checks_pages = False  # of LMDB, from the first end that a damaged page may have brought about
 
     @property
     def pid(self) -> int:
@@ -225,7 +224,8 @@ class DataWorker:
             lived_s = time.monotonic() - started
             backoff_s = compute_backoff_s(backoff_s, lived_s)
             self.num_restarts += 1
-            self._checks_pages |= may_be_damage(exit_code)
+            if may_be_damage(exit_code):
+                self._arguments = replace(self._arguments, checks_pages=True)
             was_killed = self._process is not None and self._process.was_killed
             num_oom_kills = count_oom_kills() - num_oom_kills
             why = explain_exit(exit_code, num_oom_kills=num_oom_kills, was_killed=was_killed)
@@ -234,9 +234,7 @@ class DataWorker:
 
     async def _run_once(self) -> int | None:
         """Starts the process and waits for its end; returns its exit code."""
-        process = self._process = await self._processes.fork(
-            [str(self.number), str(int(self._checks_pages)), *self._arguments]
-        )
+        process = self._process = await self._processes.fork(self._arguments)
         self.claim_holder = self._make_claim_holder(process)
         lost = asyncio.Event()
         self._socket = await ControlSocket.open(process.connection, self._on_report, lost.set)

@@ -12,10 +12,11 @@ from threading import Event, Thread, current_thread, main_thread
 
 import torch
 
-from tdserve.base.config import DEFAULT_MEMORY_LIMIT_BYTES, HEARTBEAT_S, MAIL_INLINE_BYTES, VALUES_WORKER
+from tdserve.base.config import HEARTBEAT_S, MAIL_INLINE_BYTES, VALUES_WORKER
 from tdserve.base.errors import NotSupportedError, PeerLostError
 from tdserve.base.logs import read_log_format, start_logging
 from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit, share_arenas
+from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.control.framing import WorkerSocket
 from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import OpenStores
@@ -49,33 +50,24 @@ _log = logging.getLogger("tdserve.worker")
 class Worker:
     """Reads orders and passes them to the threads of their sessions."""
 
-    def __init__(
-        self,
-        connection: WorkerSocket,
-        handed_sockets: HandedSockets,
-        *,
-        number: int,
-        transfer_timeout_s: float,
-        memory_limit_bytes: int = DEFAULT_MEMORY_LIMIT_BYTES,
-        device: str = "",
-    ) -> None:
+    def __init__(self, connection: WorkerSocket, handed_sockets: HandedSockets, arguments: WorkerArguments) -> None:
         self._connection = connection
         self._handed_sockets = handed_sockets
-        stores, observed = OpenStores(writes_values=number == VALUES_WORKER), ObservedWork()
+        stores, observed = OpenStores(writes_values=arguments.number == VALUES_WORKER), ObservedWork()
         self._context = WorkerContext(
             stores=stores,
             worker_claims=WorkerClaims(stores, connection.report),
             small_reads=SmallReads(
-                stores, inline_bytes=MAIL_INLINE_BYTES, place=get_worker_place(number), observed=observed
+                stores, inline_bytes=MAIL_INLINE_BYTES, place=get_worker_place(arguments.number), observed=observed
             ),
             pool=BufferPool(),
             report=connection.report,
-            transfer_timeout_s=transfer_timeout_s,
-            device=device,
+            transfer_timeout_s=arguments.transfer_timeout_s,
+            device=arguments.device,
             take_stream=handed_sockets.take_stream,
             has_clients=self._has_clients,
             send_mail=self._send_mail,
-            values_budget=ValuesBudget(memory_limit_bytes // READ_SHARE),
+            values_budget=ValuesBudget(arguments.memory_limit_bytes // READ_SHARE),
             observed=observed,
         )
         self._sessions: dict[int, WorkerSession] = {}
@@ -189,41 +181,31 @@ def _prepare_gpu(device: str) -> worker_pb2.Worked:
         return worker_pb2.Worked(why_no_gpu=f"{device}: {str(fault)[:300]}")
 
 
-def main(arguments: list[str]) -> None:
+def main(fd: int, sockets_fd: int, arguments: WorkerArguments) -> None:
     """Runs a worker; the process ends with it.
 
     Args:
-        arguments: FD SOCKETS_FD NUMBER CHECKS_PAGES TRANSFER_TIMEOUT_S MEMORY_LIMIT_BYTES [DEVICE INTERFACE]. FD is one
-            end of a UNIX socket; the process ends when the other end closes. SOCKETS_FD is one end of another, by which
-            sockets come. CHECKS_PAGES is 1 after a worker that a damaged page may have ended.
+        fd: One end of a UNIX socket; the process ends when the other end closes.
+        sockets_fd: One end of another, by which sockets come.
+        arguments: As control has chosen them.
     """
-    fd, sockets_fd, number, checks_pages, memory_limit_bytes = map(int, (*arguments[:4], arguments[5]))
     # Ctrl-C reaches the whole foreground group; this process ends when control closes the socket, after draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    start_logging("warning", process=f"tdserve worker {number}", form=read_log_format())
+    start_logging("warning", process=f"tdserve worker {arguments.number}", form=read_log_format())
     raise_descriptor_limit()
     keep_freed_memory()
     share_arenas()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     torch.set_num_threads(1)  # sessions are the parallelism here; one thread each saturates the memory
     gc.freeze()  # imported objects stay: a collection need not visit them every time
-    if checks_pages:
+    if arguments.checks_pages:
         check_pages_when_opened()
     connection = WorkerSocket(socket.socket(fileno=fd))
-    device, interface = arguments[6:8] if len(arguments) > 6 else ("", "")
-    if device:
-        prepare_process(interface)
+    if arguments.device:
+        prepare_process(arguments.interface)
     DescriptorWatch().start()
     handed_sockets = HandedSockets(socket.socket(fileno=sockets_fd))
-    worker = Worker(
-        connection,
-        handed_sockets,
-        number=number,
-        transfer_timeout_s=float(arguments[4]),
-        memory_limit_bytes=memory_limit_bytes,
-        device=device,
-    )
-    worker.run()
+    Worker(connection, handed_sockets, arguments).run()
     # Threads may wait in gloo for peers that are gone; nothing here needs an orderly end.
     os._exit(0)

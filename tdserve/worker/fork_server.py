@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from tdserve.base.machine import die_with_parent, use_small_pages
+from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.worker.data_worker import main as work
 
 MAX_REQUEST_BYTES = 1 << 16
@@ -58,7 +59,8 @@ class ForkServer:
     def _answer(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, int]:
         number, pid = request["number"], request.get("pid", 0)
         if "fork" in request:
-            return {"number": number, **self._fork(request["fork"], fds, num_fds=request["num_fds"])}
+            arguments = WorkerArguments.from_json(request["fork"])
+            return {"number": number, **self._fork(arguments, fds, num_fds=request["num_fds"])}
         if "kill" in request and pid in self._workers:
             os.kill(pid, signal.SIGKILL)
         if "reap" in request and pid in self._workers:
@@ -69,7 +71,7 @@ class ForkServer:
             return {"number": number, "exit_code": os.waitstatus_to_exitcode(status)}
         return {"number": number}
 
-    def _fork(self, arguments: list[str], fds: Sequence[int], *, num_fds: int) -> dict[str, int]:
+    def _fork(self, arguments: WorkerArguments, fds: Sequence[int], *, num_fds: int) -> dict[str, int]:
         if len(fds) < num_fds:  # the kernel drops those for which this process has no room
             return {"errno": errno.EMFILE}
         mine = os.getpid()
@@ -88,7 +90,7 @@ class ForkServer:
         self._workers.add(pid)
         return {"pid": pid}
 
-    def _run_child(self, arguments: list[str], fds: Sequence[int], born: Sequence[int], *, parent: int) -> None:
+    def _run_child(self, arguments: WorkerArguments, fds: Sequence[int], born: Sequence[int], *, parent: int) -> None:
         """Runs a worker, from its beginning to its end."""
         try:
             die_with_parent()
@@ -99,7 +101,7 @@ class ForkServer:
             self._connection.close()
             for fd in fds:
                 os.set_inheritable(fd, False)
-            work([str(fds[0]), str(fds[1]), *arguments])
+            work(fds[0], fds[1], arguments)
         except BaseException:  # noqa: BLE001 (the outermost frame of this process)
             traceback.print_exc()
         finally:

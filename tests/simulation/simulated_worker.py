@@ -10,6 +10,7 @@ from typing import Any
 
 from tdserve.base.config import MAIL_INLINE_BYTES, VALUES_WORKER
 from tdserve.base.errors import LocalProtocolError, PeerLostError, TDServeError
+from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.control.status import decode_failure, encode_failure
 from tdserve.data.mapped_stores import OpenStores
 from tdserve.messages.row_numbers import decode_rows
@@ -87,14 +88,14 @@ class SimulatedWorker(DataWorker):
 
     def __init__(
         self,
-        number: int,
+        arguments: WorkerArguments,
         processes: WorkerProcesses,
         *,
         on_session: Callable[[worker_pb2.Report], None],
         on_lost: Callable[[DataWorker], None],
         **others: Any,
     ) -> None:
-        super().__init__(number, processes, on_session=on_session, on_lost=on_lost, **others)
+        super().__init__(arguments, processes, on_session=on_session, on_lost=on_lost, **others)
         self._to_control, self._on_death = on_session, on_lost
         self._process_now: _Process | None = None
         self._num_processes = 0

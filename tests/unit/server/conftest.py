@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.server.requests import Requests
 from tdserve.server.tables.claiming import Claiming
 from tdserve.server.worker_processes import WorkerProcesses
@@ -41,9 +42,8 @@ def lost_workers() -> list[DataWorker]:
 def worker(run: Loop, processes: WorkerProcesses, lost_workers: list[DataWorker]) -> Iterator[DataWorker]:
     """A live data worker."""
     made = DataWorker(
-        0,
+        WorkerArguments(0, transfer_timeout_s=5.0),
         processes,
-        arguments=("5.0", str(1 << 30)),
         timeout_s=4.0,
         on_session=lambda report: None,
         on_lost=lost_workers.append,

@@ -12,13 +12,14 @@ import pytest
 
 from tdserve.base.errors import CapacityError, ClosedError, PeerLostError
 from tdserve.base.machine import count_descriptors
+from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.server.worker_processes import WorkerProcess, WorkerProcesses
 from tests.processes import is_gone, open_files, state_of, wait_for
 from tests.unit.server.world import Loop
 
 pytestmark = pytest.mark.usefixtures("borrows_nothing")
 
-ARGUMENTS = ["7", "0", "5.0", str(1 << 30)]
+ARGUMENTS = WorkerArguments(7, transfer_timeout_s=5.0)
 
 
 async def first_word(process: WorkerProcess) -> bytes:

@@ -8,6 +8,7 @@ from itertools import accumulate
 import pytest
 
 from tdserve.base.errors import LocalProtocolError, PeerLostError
+from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.server import workers
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker, compute_backoff_s
@@ -88,7 +89,7 @@ def test_order_when_the_worker_has_never_started_then_the_error_names_its_start(
     run: Loop, processes: WorkerProcesses
 ) -> None:
     async def scenario() -> None:
-        made = DataWorker(7, processes, arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
+        made = DataWorker(WorkerArguments(7), processes, on_session=lambda report: None, on_lost=lambda worker: None)
         with pytest.raises(PeerLostError, match="data worker 7: it is starting"):
             await made.submit(discarding())
 
@@ -97,9 +98,7 @@ def test_order_when_the_worker_has_never_started_then_the_error_names_its_start(
 
 def test_stop_when_it_is_still_starting_then_reaped(run: Loop, processes: WorkerProcesses) -> None:
     async def stopped_after(num_turns: int) -> int:
-        made = DataWorker(
-            5, processes, arguments=("5.0", str(1 << 30)), on_session=lambda report: None, on_lost=lambda worker: None
-        )
+        made = DataWorker(WorkerArguments(5), processes, on_session=lambda report: None, on_lost=lambda worker: None)
         made.start()
         for _ in range(num_turns):
             await asyncio.sleep(0)

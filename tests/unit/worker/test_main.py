@@ -6,6 +6,7 @@ from threading import Thread
 
 import pytest
 
+from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.control.framing import FrameReader, WorkerSocket, frame
 from tdserve.v1 import worker_pb2
 from tdserve.worker.data_worker import Worker
@@ -23,7 +24,7 @@ class Control:
         self._ready: list[bytes] = []
         self.theirs = WorkerSocket(theirs)
         self.handover, sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        worker = Worker(self.theirs, HandedSockets(sockets), number=0, transfer_timeout_s=5.0, device=device)
+        worker = Worker(self.theirs, HandedSockets(sockets), WorkerArguments(0, transfer_timeout_s=5.0, device=device))
         self.thread = Thread(target=worker.run, name="worker")
         self.thread.start()
 

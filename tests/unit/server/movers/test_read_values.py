@@ -8,6 +8,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 from tdserve.base.errors import PeerLostError
+from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.server.movers.permit_mover import read_values
 from tdserve.server.worker_processes import WorkerProcesses
 from tdserve.server.workers import DataWorker
@@ -42,7 +43,9 @@ def test_values_when_read_for_a_client_then_of_the_elements_and_leaves_that_it_m
 
 def test_values_when_there_is_no_worker_then_peer_lost(world: World, run: Loop) -> None:
     store = run(world.create_replay("r", row(0), 4))
-    absent = DataWorker(1, WorkerProcesses(), arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
+    absent = DataWorker(
+        WorkerArguments(1), WorkerProcesses(), on_session=lambda report: None, on_lost=lambda worker: None
+    )
 
     async def read() -> bytes:
         return await read_values(absent, store, [("v",)], np.arange(4))

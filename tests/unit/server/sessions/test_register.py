@@ -10,6 +10,7 @@ from tdserve.base.config import PROTOCOL_VERSION, ServerConfig
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, ProtocolVersionError, TDServeError
 from tdserve.base.ids import make_client_id
 from tdserve.base.machine import read_boot_id
+from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.sessions.register import Sessions
 from tdserve.server.worker_processes import WorkerProcesses
@@ -23,7 +24,9 @@ from tests.unit.server.world import Loop, Outbox, OutboxConnection, World, outbo
 def workers() -> list[DataWorker]:
     """Two that claim to be ready; no process belongs to them."""
     made = [
-        DataWorker(number, WorkerProcesses(), arguments=(), on_session=lambda report: None, on_lost=lambda worker: None)
+        DataWorker(
+            WorkerArguments(number), WorkerProcesses(), on_session=lambda report: None, on_lost=lambda worker: None
+        )
         for number in range(2)
     ]
     for worker in made:

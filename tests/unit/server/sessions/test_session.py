@@ -15,6 +15,7 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     TransferAbortedError,
 )
+from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.rules.tags import make_tag
 from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.reported_faults import to_error
@@ -41,7 +42,7 @@ def test_descriptors_when_channels_open_then_those_of_the_others_are_still_promi
     session = world.session()
     session.channel_transport = transport
     session.worker = DataWorker(
-        1, WorkerProcesses(), arguments=(), on_session=lambda report: None, on_lost=lambda worker: None
+        WorkerArguments(1), WorkerProcesses(), on_session=lambda report: None, on_lost=lambda worker: None
     )
 
     async def promised_after_each() -> list[int]:

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.call_times import NUM_BUCKETS
+from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.messages.content import read_layout
 from tdserve.server.admission_budget import AdmissionBudget
 from tdserve.server.sessions import traffic as traffic_module
@@ -34,7 +35,7 @@ def test_collect_counts_when_a_worker_is_not_there_then_left_out(world: World, r
 
     async def scenario() -> None:
         absent = DataWorker(
-            1, WorkerProcesses(), arguments=(), on_session=lambda report: None, on_lost=lambda worker: None
+            WorkerArguments(1), WorkerProcesses(), on_session=lambda report: None, on_lost=lambda worker: None
         )
         await traffic.collect_counts([])
         await traffic.collect_counts([absent, world.worker])
@@ -49,7 +50,7 @@ class Slow(DataWorker):
 
     def __init__(self) -> None:
         super().__init__(
-            1, WorkerProcesses(), arguments=(), on_session=lambda report: None, on_lost=lambda worker: None
+            WorkerArguments(1), WorkerProcesses(), on_session=lambda report: None, on_lost=lambda worker: None
         )
         self.answer: asyncio.Future[worker_pb2.Worked] = asyncio.get_running_loop().create_future()
 
