@@ -29,6 +29,7 @@ from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.observation import Observation, read_package_version
 from tdserve.server.observer_process import ObserverProcess
 from tdserve.server.recovery.process_watch import ProcessWatch
+from tdserve.server.requests import Requests
 from tdserve.server.services import assemble
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.clients import Clients
@@ -105,8 +106,9 @@ class ControlProcess:
         sessions = self._sessions = Sessions(config, self._workers, root, self._make_mover, self.gate)
         watch, workers = self._process_watch, self._workers
         services = self._services = assemble(config, root, self._db, watch, workers, sessions)
+        self._requests = Requests(services)
         self._incoming = IncomingParts(root.requests_folder, services.held)
-        self._clients = Clients(KEEP_CLIENTS_S, (services.answers, services.requests.moves.arriving))
+        self._clients = Clients(KEEP_CLIENTS_S, (services.answers, services.moves.arriving))
         self._observation = Observation(
             root,
             services,
@@ -160,10 +162,8 @@ class ControlProcess:
             self._services.claiming.on_worker_lost(worker.claim_holder)
 
     def _on_worker_span(self, worker: DataWorker, report: worker_pb2.Report) -> None:
-        if self._services.requests.traces is not None:
-            self._services.requests.traces.add_worker_span(
-                report.span, report.session, number=worker.number, pid=worker.pid
-            )
+        if self._services.traces is not None:
+            self._services.traces.add_worker_span(report.span, report.session, number=worker.number, pid=worker.pid)
 
     def _on_session_report(self, report: worker_pb2.Report) -> None:
         if report.HasField("mail"):
@@ -188,7 +188,7 @@ class ControlProcess:
 
     async def start(self) -> None:
         """Starts the workers and completes what a crash has cut short; sessions can be opened from then on."""
-        self._services.requests.moves.restore()
+        self._services.moves.restore()
         self._services.claiming.restore()
         self._process_watch.remove_unused()
         self._clients.restore()
@@ -243,8 +243,8 @@ class ControlProcess:
         is_synced = await self._services.syncing.stop(self._config.grace_s)
         self._db.sync()
         self._db.close()
-        if self._services.requests.traces is not None:
-            await asyncio.to_thread(self._services.requests.traces.close)
+        if self._services.traces is not None:
+            await asyncio.to_thread(self._services.traces.close)
         if is_synced:
             await asyncio.to_thread(self._root.run.note_orderly_end)
 
@@ -286,7 +286,7 @@ class ControlProcess:
             if session.invitation is not None:
                 self._process_watch.watch(session.invitation.lock_name, _do_nothing)
             await self._services.samples.release(session.number)
-            await self._services.requests.moves.on_session_ended(session.number)
+            await self._services.moves.on_session_ended(session.number)
             await self._services.creation.abandon(session.number)
         finally:
             await self._incoming.forget(session)
@@ -332,7 +332,7 @@ class ControlProcess:
         if kind is None and not message.request:  # it brought only the report
             return
         if kind == "cancel":
-            self._services.requests.cancel(session, message.cancel.cancelled)
+            self._requests.cancel(session, message.cancel.cancelled)
         elif kind == "channel_lost":
             lost = message.channel_lost
             session.lose_channel(lost.channel, f"its client reports: {lost.reason[:500]!r}")
@@ -350,7 +350,7 @@ class ControlProcess:
             session.run(self._refuse(session, message.request), 0)
         else:
             ahead = self._incoming.take_lists(session)
-            run(self._services.requests.serve(session, message, ahead), message.request)
+            run(self._requests.serve(session, message, ahead), message.request)
 
     def _take_notice(self, session: ClientSession, kind: str, message: control_pb2.ClientMessage) -> None:
         """Handles a message that has no answer, and that is handled even while the server is shutting down."""
@@ -381,21 +381,21 @@ class ControlProcess:
     ) -> control_pb2.StoreDescription:
         """Describes a store; waits until it exists. Errors as of ``CatalogRequests`` and ``Gate.authorize``."""
         with self.gate.authorize(caller, "describe_store", request):
-            return await self._services.requests.catalog.describe_store(request)
+            return await self._services.catalog.describe_store(request)
 
     async def list_stores(
         self, request: control_pb2.ListStoresRequest, caller: Caller = FULL_CALLER
     ) -> control_pb2.ListStoresResponse:
         """Returns one page of the store names that the caller's token includes."""
         with self.gate.authorize(caller, "list_stores", request):
-            return self._services.requests.catalog.list_stores(request, caller.grant)
+            return self._services.catalog.list_stores(request, caller.grant)
 
     async def list_keys(
         self, request: control_pb2.ListKeysRequest, caller: Caller = FULL_CALLER
     ) -> control_pb2.ListKeysResponse:
         """Returns the keys of a store."""
         with self.gate.authorize(caller, "list_keys", request):
-            return await self._services.requests.catalog.list_keys(request)
+            return await self._services.catalog.list_keys(request)
 
     async def get_stats(
         self, request: control_pb2.GetStatsRequest, caller: Caller = FULL_CALLER

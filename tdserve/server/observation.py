@@ -111,7 +111,7 @@ class Observation:
         response.workers.extend(map(_describe_worker, self._workers))
         response.transports.extend(self._services.traffic.list_stats())
         response.root_free_bytes = self._root.free_bytes()
-        if (last := self._services.requests.moves.checkpoints.last) is not None:
+        if (last := self._services.moves.checkpoints.last) is not None:
             response.checkpoint, response.checkpoint_age_s = last.id, last.age_s
 
     async def observe(
@@ -148,7 +148,7 @@ class Observation:
         response.root_size_bytes = self._root.size_bytes()
         response.held_bytes, response.held_limit_bytes = services.held.nbytes, services.held.limit_bytes
         response.processes.extend(self._list_processes())
-        response.calls.extend(_list_calls("control", services.requests.call_times))
+        response.calls.extend(_list_calls("control", services.call_times))
         response.calls.extend(_list_calls("worker", services.traffic.work_times))
         response.calls.extend(_list_calls("client", services.client_reports.call_times))
         response.num_observer_restarts = self._observer.num_restarts if self._observer is not None else 0

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tdserve.base.call_times import CallTimes
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     CapacityError,
@@ -22,31 +21,11 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.server import inline_tasks
-from tdserve.server.admission_budget import AdmissionBudget
-from tdserve.server.adoption import Adoption
-from tdserve.server.catalog_requests import CatalogRequests
-from tdserve.server.groups import Groups
-from tdserve.server.idempotency import CommittedAnswers
-from tdserve.server.kv.keyed_entries import KeyedEntries
-from tdserve.server.moves.move_requests import MoveRequests
 from tdserve.server.reported_faults import to_error
 from tdserve.server.request_sizes import count_extra_nbytes
+from tdserve.server.services import Services
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.long_list_file import LongListFile, place_lists
-from tdserve.server.store_requests import StoreRequests
-from tdserve.server.stores import Stores
-from tdserve.server.syncing import Syncing
-from tdserve.server.tables.dead_values import DeadValues
-from tdserve.server.tables.extends import Extends
-from tdserve.server.tables.row_changes import RowChanges
-from tdserve.server.tables.row_reads import RowReads
-from tdserve.server.tables.samples import Samples
-from tdserve.server.tensordicts.alterations import Alterations
-from tdserve.server.tensordicts.reads import Reads
-from tdserve.server.tensordicts.writes import Writes
-from tdserve.server.traces import Traces
-from tdserve.server.weights.publishing import Publishing
-from tdserve.server.weights.relays import Relays
 from tdserve.v1 import control_pb2
 
 _Handler = Callable[[ClientSession, int, Any], Awaitable["control_pb2.Done | None"]]
@@ -85,81 +64,36 @@ class Requests:
     """The router of requests, by their kind.
 
     Args:
-        stores: The server's stores.
-        answers: Answers of committed requests.
-        extends, samples, row_reads, changes, reads, writes, alterations, publishing, relays, groups, adoption, entries,
-            store_requests, catalog, moves: Handlers.
-        dead_values: Frees the space of dead values when a store has no room.
-        held: Counts the memory that requests hold.
-        syncing: Syncs writes that must be on the disk before they are answered.
-        traces: Exports the spans of requests; None if the server traces nothing.
-
-    Attributes:
-        catalog: As given; unary calls ask it too.
-        moves: As given; it finishes what a restart or the end of a session has cut short.
-        call_times: The requests that have ended, by kind.
-        traces: As given.
+        services: The parts that answer them.
     """
 
-    def __init__(
-        self,
-        stores: Stores,
-        answers: CommittedAnswers,
-        *,
-        extends: Extends,
-        samples: Samples,
-        row_reads: RowReads,
-        changes: RowChanges,
-        reads: Reads,
-        writes: Writes,
-        alterations: Alterations,
-        publishing: Publishing,
-        relays: Relays,
-        groups: Groups,
-        adoption: Adoption,
-        entries: KeyedEntries,
-        store_requests: StoreRequests,
-        catalog: CatalogRequests,
-        moves: MoveRequests,
-        dead_values: DeadValues,
-        held: AdmissionBudget,
-        syncing: Syncing,
-        traces: Traces | None,
-    ) -> None:
-        self.catalog = catalog
-        self.moves = moves
-        self.call_times = CallTimes()
-        self._dead_values = dead_values
-        self._held = held
-        self._syncing = syncing
-        self.traces = traces
-        self._stores = stores
-        self._answers = answers
-        self._row_reads = row_reads
-        self._samples = samples
-        self._reads = reads
-        self._writes = writes
+    def __init__(self, services: Services) -> None:
+        self._stores, self._answers, self._held = services.stores, services.answers, services.held
+        self._dead_values, self._syncing = services.dead_values, services.syncing
+        self._samples, self._row_reads = services.samples, services.row_reads
+        self._reads, self._writes = services.reads, services.writes
+        self._call_times, self._traces = services.call_times, services.traces
         self._traits = {
-            "extend": _make_write(extends.extend),
-            "publish": _make_write(publishing.publish),
-            "alter": _make_write(alterations.alter),
-            "put": _make_write(entries.put),
+            "extend": _make_write(services.extends.extend),
+            "publish": _make_write(services.publishing.publish),
+            "alter": _make_write(services.alterations.alter),
+            "put": _make_write(services.entries.put),
             "write": _make_write(self._write),
-            "sample": _make_read(samples.sample),
+            "sample": _make_read(services.samples.sample),
             "read": _make_read(self._read),
-            "change": _make_once(changes.change),
-            "remove": _make_once(entries.remove),
-            "end_filling": _make_once(store_requests.end_filling),
-            "adopt": _make_once(adoption.adopt, store_field="name"),
-            "create_store": _make_once(store_requests.create, store_field="name"),
-            "delete_store": _make_once(store_requests.delete, store_field="name"),
-            "latest": RequestTraits(publishing.send_latest),
-            "taken": RequestTraits(relays.check_taken),
-            "join_group": RequestTraits(groups.join),
-            "get": RequestTraits(entries.get),
-            "list": RequestTraits(entries.list),
-            "catalog": RequestTraits(catalog.serve),
-            **{kind: RequestTraits(handler, uses_store=False) for kind, handler in moves.handlers.items()},
+            "change": _make_once(services.changes.change),
+            "remove": _make_once(services.entries.remove),
+            "end_filling": _make_once(services.store_requests.end_filling),
+            "adopt": _make_once(services.adoption.adopt, store_field="name"),
+            "create_store": _make_once(services.store_requests.create, store_field="name"),
+            "delete_store": _make_once(services.store_requests.delete, store_field="name"),
+            "latest": RequestTraits(services.publishing.send_latest),
+            "taken": RequestTraits(services.relays.check_taken),
+            "join_group": RequestTraits(services.groups.join),
+            "get": RequestTraits(services.entries.get),
+            "list": RequestTraits(services.entries.list),
+            "catalog": RequestTraits(services.catalog.serve),
+            **{kind: RequestTraits(handler, uses_store=False) for kind, handler in services.moves.handlers.items()},
         }
 
     async def serve(
@@ -173,16 +107,16 @@ class Requests:
         """
         kind, begun_s = message.WhichOneof("body") or "", time.perf_counter()
         code = TransferAbortedError.code  # stays if even its answer is cancelled
-        span = None if self.traces is None else self.traces.begin(session, message, kind)
+        span = None if self._traces is None else self._traces.begin(session, message, kind)
         try:
             refusal = await self._wait_for_earlier_attempt(session, kind, message)
             code = refusal or await self._answer(session, kind, message, ahead)
         finally:
-            self.call_times.count(kind if kind in self._traits else "unknown", time.perf_counter() - begun_s, code)
+            self._call_times.count(kind if kind in self._traits else "unknown", time.perf_counter() - begun_s, code)
             session.num_requests += 1
             session.num_errors += bool(code)
-            if self.traces is not None and span is not None:
-                self.traces.end(session, message.request, span, code)
+            if self._traces is not None and span is not None:
+                self._traces.end(session, message.request, span, code)
             if ahead is not None and not self._stores.db.owes:
                 await ahead.remove()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
+from tdserve.base.call_times import CallTimes
 from tdserve.base.config import VALUES_WORKER, ServerConfig
 from tdserve.server.admission_budget import AdmissionBudget, make_budgets
 from tdserve.server.adoption import Adoption
@@ -16,7 +17,6 @@ from tdserve.server.kv.keyed_entries import KeyedEntries
 from tdserve.server.movers.mover_context import MoverContext
 from tdserve.server.moves.move_requests import MoveRequests
 from tdserve.server.recovery.process_watch import ProcessWatch
-from tdserve.server.requests import Requests
 from tdserve.server.sessions.client_reports import ClientReports
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.store_requests import StoreRequests
@@ -49,6 +49,8 @@ class Services:
 
     Attributes:
         mover_context: What the movers of sessions share.
+        traces: Exports the spans of requests; None if the server traces nothing.
+        call_times: The requests that have ended, by kind.
     """
 
     stores: Stores
@@ -71,7 +73,13 @@ class Services:
     relays: Relays
     groups: Groups
     syncing: Syncing
-    requests: Requests
+    catalog: CatalogRequests
+    moves: MoveRequests
+    entries: KeyedEntries
+    store_requests: StoreRequests
+    dead_values: DeadValues
+    traces: Traces | None
+    call_times: CallTimes = field(default_factory=CallTimes)
     client_reports: ClientReports = field(default_factory=ClientReports)
 
 
@@ -116,27 +124,10 @@ def assemble(
         relays=versions.relays,
         groups=groups,
         syncing=syncing,
-        requests=Requests(
-            stores,
-            answers,
-            extends=extends,
-            samples=samples,
-            row_reads=row_reads,
-            changes=changes,
-            reads=reads,
-            writes=writes,
-            alterations=alterations,
-            publishing=publishing,
-            relays=versions.relays,
-            groups=groups,
-            adoption=adoption,
-            entries=entries,
-            store_requests=StoreRequests(stores, creation, answers, versions.relays, syncing),
-            catalog=CatalogRequests(stores, held),
-            moves=MoveRequests(stores, creation, syncing, entries),
-            dead_values=DeadValues(stores, values_worker),
-            held=held,
-            syncing=syncing,
-            traces=Traces.from_config(config, root.server_id),
-        ),
+        catalog=CatalogRequests(stores, held),
+        moves=MoveRequests(stores, creation, syncing, entries),
+        entries=entries,
+        store_requests=StoreRequests(stores, creation, answers, versions.relays, syncing),
+        dead_values=DeadValues(stores, values_worker),
+        traces=Traces.from_config(config, root.server_id),
     )

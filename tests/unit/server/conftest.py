@@ -69,7 +69,7 @@ def world(tmp_path: Path, worker: DataWorker) -> Iterator[World]:
 @pytest.fixture
 def requests(world: World) -> Requests:
     """The router over the parts of the world."""
-    return world.services.requests
+    return world.requests
 
 
 @pytest.fixture

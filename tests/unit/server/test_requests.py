@@ -192,7 +192,7 @@ def test_request_when_cancelled_before_it_could_begin_then_aborted(
 
     session = run(scenario())
     assert isinstance(outbox(session).error(), TransferAbortedError)
-    assert [dict(tally.errors) for tally in requests.call_times] == [{TransferAbortedError.code: 1}]
+    assert [dict(tally.errors) for tally in world.services.call_times] == [{TransferAbortedError.code: 1}]
     assert session.requests == {1}
     assert not session.ended.is_set()  # what its client sends is discarded
 

@@ -25,6 +25,7 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.process_watch import ProcessWatch
+from tdserve.server.requests import Requests
 from tdserve.server.services import assemble
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.workers import DataWorker
@@ -113,7 +114,7 @@ class World:
         self.process_watch = ProcessWatch(self.root.sessions_folder)
         config = ServerConfig(root=str(self.path), memory_limit_bytes=1 << 30, sync_interval_s=0.0)
         services = assemble(config, self.root, self.db, self.process_watch, [self.worker], OPEN_SESSIONS)
-        self.services, self.traffic = services, services.traffic
+        self.services, self.requests, self.traffic = services, Requests(services), services.traffic
         self.stores, self.answers, self.mover_context = services.stores, services.answers, services.mover_context
         self.reads, self.writes, self.alterations = services.reads, services.writes, services.alterations
         self.adoption, self.publishing, self.relays = services.adoption, services.publishing, services.relays

@@ -124,14 +124,14 @@ def test_put_when_only_the_worker_has_its_answer_and_the_store_has_moved_then_a_
     hello = control_pb2.Hello(client_id=make_client_id(), transport="gloo")
     serve(requests, run, world.session_of(hello, 1), 1, put=putting(store, b"a"))
     world.answers.forget_client(hello.client_id)  # as if control had died before it recorded the answer
-    leaving, seal = requests.moves.leaving, Seal(2, f"{7:032x}")
+    leaving, seal = world.services.moves.leaving, Seal(2, f"{7:032x}")
     run(leaving.seal(store, seal, Deadline.after(5.0)))
     run(leaving.release("k", store.record.uid, seal, 1))
     with pytest.raises(StoreMovedError):
         serve(requests, run, world.session(2), 1, put=putting(store, b"a"))
     world.reopen()
     session = world.session_of(hello, 3)
-    assert serve(world.services.requests, run, session, 1, put=putting(store, b"a")).version == 1
+    assert serve(world.requests, run, session, 1, put=putting(store, b"a")).version == 1
 
 
 def test_put_when_the_server_was_restarted_then_goes_on(
@@ -141,10 +141,10 @@ def test_put_when_the_server_was_restarted_then_goes_on(
     world.reopen()
     again = world.stores.get("k")
     session = world.session()
-    assert read(serve(world.services.requests, run, session, 1, get=getting(again, b"a"))) == ([b"r"], [1])
+    assert read(serve(world.requests, run, session, 1, get=getting(again, b"a"))) == ([b"r"], [1])
     with pytest.raises(VersionConflictError):
-        serve(world.services.requests, run, session, 2, put=putting(again, b"a", if_versions=[0]))
-    assert serve(world.services.requests, run, session, 3, put=putting(again, b"a", if_versions=[1])).version == 2
+        serve(world.requests, run, session, 2, put=putting(again, b"a", if_versions=[0]))
+    assert serve(world.requests, run, session, 3, put=putting(again, b"a", if_versions=[1])).version == 2
 
 
 def test_get_when_it_waits_then_only_a_put_of_its_keys_wakes_it(

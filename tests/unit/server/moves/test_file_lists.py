@@ -41,7 +41,7 @@ def store(world: World, run: Loop) -> OpenedStore:
 
 @pytest.fixture
 def leaving(world: World) -> LeavingStores:
-    return world.services.requests.moves.leaving
+    return world.services.moves.leaving
 
 
 def read_blocks(store: OpenedStore, files: control_pb2.FileSizes) -> Blocks:
@@ -110,7 +110,7 @@ def test_list_when_a_row_is_being_written_then_it_has_changed_both_times(
 
 def test_list_when_versions_stay_then_their_files_have_not_changed(world: World, run: Loop) -> None:
     publish(world, run, 1)
-    store, leaving = world.stores.get("w"), world.services.requests.moves.leaving
+    store, leaving = world.stores.get("w"), world.services.moves.leaving
     before = read_blocks(store, run(leaving.list_files(store, SEAL)))
     publish(world, run, 2)
     files = run(leaving.list_files(store, SEAL))

@@ -35,7 +35,7 @@ def make_table(world: World, run: Loop, name: str = "x") -> OpenedStore:
 
 
 def get_leaving(world: World) -> LeavingStores:
-    return world.services.requests.moves.leaving
+    return world.services.moves.leaving
 
 
 def seal(world: World, run: Loop, store: OpenedStore, timeout_s: float = 5.0) -> control_pb2.MoveAnswer:
@@ -210,20 +210,20 @@ def test_find_when_a_table_follows_a_policy_then_both_may_move(world: World, run
 def test_find_when_it_is_a_record_then_refused(world: World, run: Loop) -> None:
     placement = PlacementRecord("replay", (0, 1))
     request = control_pb2.MoveRequest(store="x", place=placement.to_json())
-    run(world.services.requests.moves.place(request.store, request.place))
+    run(world.services.moves.place(request.store, request.place))
     with pytest.raises(NotSupportedError, match="parts"):
         get_leaving(world).find("x")
-    run(world.services.requests.moves.place("x", PlacementRecord("replay", (2, 1)).to_json()))
+    run(world.services.moves.place("x", PlacementRecord("replay", (2, 1)).to_json()))
     record = world.stores.catalog.get("x")
     assert PlacementRecord.from_json(record.settings).servers == (2, 1)
     for wrong in ({"expected": placement.to_json()}, {"expected": "{}"}):
         with pytest.raises(WrongStateError):
-            run(world.services.requests.moves.place("x", placement.to_json(), **wrong))
-    run(world.services.requests.moves.place("x", "", move=MOVE))
+            run(world.services.moves.place("x", placement.to_json(), **wrong))
+    run(world.services.moves.place("x", "", move=MOVE))
     assert "x" in world.stores.catalog  # it is no record of this move
     forward = PlacementRecord.make_forward(1, MOVE)
-    run(world.services.requests.moves.place("x", forward.to_json()))
-    run(world.services.requests.moves.place("x", "", move=f"{8:032x}"))
+    run(world.services.moves.place("x", forward.to_json()))
+    run(world.services.moves.place("x", "", move=f"{8:032x}"))
     assert "x" in world.stores.catalog
-    run(world.services.requests.moves.place("x", "", move=MOVE))
+    run(world.services.moves.place("x", "", move=MOVE))
     assert "x" not in world.stores.catalog
