@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -60,6 +60,61 @@ _make_write = partial(RequestTraits, is_once=True, has_content=True)
 _make_read = partial(RequestTraits, may_expect=True)
 
 
+class _ServerCall(NamedTuple):
+    """A request on its way to its handler and back.
+
+    Attributes:
+        session: The client's session.
+        number: Its number in the session, also of its retries.
+        kind: Its kind; "" for an empty message.
+        message: The whole message, and
+        asked: the part of it for the handler; None if the kind is unknown.
+        traits: What the router does with its kind; None if that is unknown.
+    """
+
+    session: ClientSession
+    number: int
+    kind: str
+    message: control_pb2.ClientMessage
+    asked: Any
+    traits: RequestTraits | None
+
+    @property
+    def what(self) -> str:
+        """What it is, for errors of admission."""
+        return f"a request of kind {self.kind!r}"
+
+    @property
+    def store_name(self) -> str:
+        """Name of the store that it is about, there or not: no seal may begin meanwhile, and its durability holds for
+        the answer. "" if there is none."""
+        return str(getattr(self.asked, self.get_traits().store_field, ""))
+
+    @property
+    def used_name(self) -> str:
+        """Name of the store that it reads or changes; "" for requests that create, adopt or delete one, which need none
+        that can be opened."""
+        return str(getattr(self.asked, "store", ""))
+
+    @property
+    def has_content(self) -> bool:
+        """Whether content is sent before it is answered."""
+        return self.traits is not None and self.traits.has_content
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether data messages of it are sent, or awaited, before it is answered."""
+        if self.has_content:
+            return bool(self.asked.content.message_nbytes)
+        return self.traits is not None and self.traits.may_expect and bool(self.asked.message_nbytes)
+
+    def get_traits(self) -> RequestTraits:
+        """Returns what the router does with its kind. Raises RemoteProtocolError if that is unknown."""
+        if self.traits is None:
+            raise RemoteProtocolError(expected="a request", received=self.kind or "an empty message")
+        return self.traits
+
+
 class Requests:
     """The router of requests, by their kind.
 
@@ -106,13 +161,15 @@ class Requests:
                 them after a restart.
         """
         kind, begun_s = message.WhichOneof("body") or "", time.perf_counter()
+        traits = self._traits.get(kind)
+        asked = None if traits is None else getattr(message, kind)
+        call = _ServerCall(session, message.request, kind, message, asked, traits)
         code = TransferAbortedError.code  # stays if even its answer is cancelled
         span = None if self._traces is None else self._traces.begin(session, message, kind)
         try:
-            refusal = await self._wait_for_earlier_attempt(session, kind, message)
-            code = refusal or await self._answer(session, kind, message, ahead)
+            code = await self._wait_for_earlier_attempt(call) or await self._answer(call, ahead)
         finally:
-            self._call_times.count(kind if kind in self._traits else "unknown", time.perf_counter() - begun_s, code)
+            self._call_times.count("unknown" if traits is None else kind, time.perf_counter() - begun_s, code)
             session.num_requests += 1
             session.num_errors += bool(code)
             if self._traces is not None and span is not None:
@@ -120,24 +177,22 @@ class Requests:
             if ahead is not None and not self._stores.db.owes:
                 await ahead.remove()
 
-    async def _answer(
-        self, session: ClientSession, kind: str, message: control_pb2.ClientMessage, ahead: LongListFile | None
-    ) -> str:
+    async def _answer(self, call: _ServerCall, ahead: LongListFile | None) -> str:
         """Carries out a request that has begun, and ends it; whatever fails becomes its answer. Returns the code of the
         error, "" for success."""
-        request = message.request
-        if _has_messages(self._traits.get(kind), kind, message):
-            session.bind(request, message.channel)
-        known = self._stores.catalog.find(_get_used_name(kind, message))
+        session, request = call.session, call.number
+        if call.has_messages:
+            session.bind(request, call.message.channel)
+        known = self._stores.catalog.find(call.used_name)
         try:
-            await self._carry_out(session, kind, message, ahead)
+            await self._carry_out(call, ahead)
             return ""
-        # No error that stays in a variable of this call has it in its traceback: only the collector would free both.
+        # No error that stays in a variable here has this call in its traceback: only the collector would free both.
         except ServerBusyError as error:
-            await self._refuse(session, request, error)
+            await _refuse(session, request, error)
             return error.code
         except TDServeError as error:
-            reason = await self._find_reason(error, kind, message, "" if known is None else known.uid)
+            reason = await self._find_reason(error, call, "" if known is None else known.uid)
             _forget_calls(error)
             return await _report(session, request, reason)
         except asyncio.CancelledError:  # by the client, or because its session ended: nothing was begun
@@ -147,7 +202,7 @@ class Requests:
             _forget_calls(fault)
             return await _report(session, request, reason)
         finally:
-            if kind == "sample" and request in session.cancelled_requests:
+            if call.kind == "sample" and request in session.cancelled_requests:
                 await self._samples.give_back(session.number, request)
             session.end(request)
 
@@ -156,20 +211,18 @@ class Requests:
         if not session.cancel(request):
             session.run(self._samples.give_back(session.number, request), 0)
 
-    async def _wait_for_earlier_attempt(
-        self, session: ClientSession, kind: str, message: control_pb2.ClientMessage
-    ) -> str:
+    async def _wait_for_earlier_attempt(self, call: _ServerCall) -> str:
         """Begins a request, after any earlier attempt at it; returns "", or the code of the error if it was refused or
         cancelled instead.
 
         A retry has the number of the earlier attempt and may arrive while that is still ending here: the worker has yet
         to report it, or its answer is being sent. The retry waits for that.
         """
-        request = message.request
+        session, request = call.session, call.number
         refusal: TDServeError
         try:
             if request in session.requests:
-                with self._held.admit(session, f"a request of kind {kind!r}", message.ByteSize()):
+                with self._held.admit(session, call.what, call.message.ByteSize()):
                     await session.wait_ended(request)
             session.begin(request)
             return ""
@@ -178,31 +231,22 @@ class Requests:
             _forget_calls(error)
         except asyncio.CancelledError:
             refusal = TransferAbortedError(transfer=request, reason="it was cancelled")
-        if (traits := self._traits.get(kind)) is not None and traits.has_content:
-            session.discard(request, getattr(message, kind).content, channel_number=message.channel)
-        await self._refuse(session, request, refusal)
+        if call.has_content:
+            session.discard(request, call.asked.content, channel_number=call.message.channel)
+        await _refuse(session, request, refusal)
         if request not in session.requests:  # else it belongs to the one under way
             session.cancelled_requests.discard(request)
         return refusal.code
 
-    async def _refuse(self, session: ClientSession, request: int, error: TDServeError) -> None:
-        with session.count_refusal():
-            await session.fail(request, error)
-
-    async def _carry_out(
-        self, session: ClientSession, kind: str, message: control_pb2.ClientMessage, ahead: LongListFile | None
-    ) -> None:
+    async def _carry_out(self, call: _ServerCall, ahead: LongListFile | None) -> None:
         """Has a request handled and its result sent; content that nothing has taken is discarded."""
-        traits, request = self._traits.get(kind), message.request
-        if traits is None:
-            raise RemoteProtocolError(expected="a request", received=kind or "an empty message")
-        asked = getattr(message, kind)
+        traits, session, asked, request = call.get_traits(), call.session, call.asked, call.number
         try:
-            with session.authorize(kind, asked):
+            with session.authorize(call.kind, asked):
                 if traits.has_content:
                     self._held.check_values(asked.content)
-                place_lists(message, ahead)
-                await self._carry_out_once(session, kind, message)
+                place_lists(call.message, ahead)
+                await self._carry_out_once(call)
         except BaseException:
             if traits.has_content and request not in session.accepted_requests:
                 session.discard(request, asked.content)
@@ -210,73 +254,64 @@ class Requests:
                 session.send_void(request, asked.message_nbytes)
             raise
 
-    async def _carry_out_once(self, session: ClientSession, kind: str, message: control_pb2.ClientMessage) -> None:
+    async def _carry_out_once(self, call: _ServerCall) -> None:
         """Runs the handler, with its store kept from being sealed, unless an earlier attempt was committed."""
-        traits, asked = self._traits[kind], getattr(message, kind)
+        traits, client_id = call.get_traits(), call.session.client_id
         if not traits.uses_store:
-            await self._run_handler(session, kind, message)
+            await self._run_handler(call)
             return
-        if (store := self._stores.find_used(getattr(asked, "store", ""))) is not None:
+        if (store := self._stores.find_used(call.used_name)) is not None:
             # First: this may be a retry of an extend into claimed rows. A writer need not see what others write.
-            store.catch_up(session.client_id if kind == "extend" else b"")
+            store.catch_up(client_id if call.kind == "extend" else b"")
         if traits.is_once:
-            if await self._answer_from_record(session, kind, message):
+            if await self._answer_from_record(call):
                 return
-            self._answers.check_room(session.client_id)
-        name = self._get_store_name(kind, asked)
+            self._answers.check_room(client_id)
+        name = call.store_name
         self._stores.seals.begin(name)
         try:
-            await self._run_handler(session, kind, message)
+            await self._run_handler(call)
         finally:
             self._stores.seals.end(name)
 
-    async def _answer_from_record(self, session: ClientSession, kind: str, message: control_pb2.ClientMessage) -> bool:
+    async def _answer_from_record(self, call: _ServerCall) -> bool:
         """Answers a request whose earlier attempt was committed; returns whether it was."""
-        request, asked = message.request, getattr(message, kind)
+        session, request = call.session, call.number
         answered = self._answers.find_earlier(session.client_id, request)
         if answered is None:
             return False
-        if self._traits[kind].has_content:
-            session.discard(request, asked.content)
-        await self._sync(kind, asked, is_deleted=kind == "delete_store")
+        if call.has_content:
+            session.discard(request, call.asked.content)
+        await self._sync(call, is_deleted=call.kind == "delete_store")
         await session.send_done(request, control_pb2.Done.FromString(answered))
         return True
 
-    async def _run_handler(self, session: ClientSession, kind: str, message: control_pb2.ClientMessage) -> None:
+    async def _run_handler(self, call: _ServerCall) -> None:
         """Runs the handler of a request as soon as its store is open and memory admits it; sends the answer."""
-        traits, asked = self._traits[kind], getattr(message, kind)
-        name = getattr(asked, "store", "")
-        if self._stores.is_long_to_open(name):
-            with self._held.admit(session, f"a request of kind {kind!r}", message.ByteSize()):
+        traits, session, asked, nbytes = call.get_traits(), call.session, call.asked, call.message.ByteSize()
+        if self._stores.is_long_to_open(call.used_name):
+            with self._held.admit(session, call.what, nbytes):
                 await inline_tasks.ensure_task()
-                await self._stores.open_apart(name)
-        nbytes = message.ByteSize() + count_extra_nbytes(
-            kind, asked, max_answer_nbytes=self._held.limit_bytes // ANSWER_PAGES
-        )
-        with self._held.admit(session, f"a request of kind {kind!r}", nbytes):
-            done = await traits.handler(session, message.request, asked)
+                await self._stores.open_apart(call.used_name)
+        nbytes += count_extra_nbytes(call.kind, asked, max_answer_nbytes=self._held.limit_bytes // ANSWER_PAGES)
+        with self._held.admit(session, call.what, nbytes):
+            done = await traits.handler(session, call.number, asked)
             if traits.is_once:
-                await self._sync(kind, asked)
+                await self._sync(call)
             if done is not None:  # a client that does not read leaves its answers in memory
                 with self._held.count_during(session, done.ByteSize()):
-                    await session.send_done(message.request, done)
+                    await session.send_done(call.number, done)
 
-    def _get_store_name(self, kind: str, asked: Any) -> str:
-        """Returns the name of the store that a request is about; "" if it is about none."""
-        return str(getattr(asked, self._traits[kind].store_field, ""))
-
-    async def _sync(self, kind: str, asked: Any, *, is_deleted: bool = False) -> None:
+    async def _sync(self, call: _ServerCall, *, is_deleted: bool = False) -> None:
         """Waits until a write has reached the disk, if its store requires that before the answer, or may have."""
-        record = self._stores.catalog.find(self._get_store_name(kind, asked))
+        record = self._stores.catalog.find(call.store_name)
         if is_deleted or (record is not None and record.durability == "disk"):
             await inline_tasks.ensure_task()
             await self._syncing.wait_synced("" if record is None else record.uid)
-        elif record is not None and kind == "alter":
+        elif record is not None and call.kind == "alter":
             self._syncing.sync_soon(record.uid)
 
-    async def _find_reason(
-        self, error: TDServeError, kind: str, message: control_pb2.ClientMessage, uid: str
-    ) -> TDServeError:
+    async def _find_reason(self, error: TDServeError, call: _ServerCall, uid: str) -> TDServeError:
         """Returns the error to report for a request that failed.
 
         A missing or closed file means StoreNotFoundError if the store was deleted meanwhile, and TransferAbortedError
@@ -285,18 +320,18 @@ class Requests:
         Args:
             uid: Incarnation of the store when the request began; "" if there was none.
         """
-        name = _get_used_name(kind, message)
+        name, request = call.used_name, call.number
         if isinstance(error, CapacityError) and await self._dead_values.make_room(name, error):
             reason = f"values of rows that have left {name!r} were in the way, and are gone now"
-            return TransferAbortedError(transfer=message.request, reason=reason)
-        if kind == "publish" or (kind == "write" and message.write.HasField("new_store")):
+            return TransferAbortedError(transfer=request, reason=reason)
+        if call.kind == "publish" or (call.kind == "write" and call.asked.HasField("new_store")):
             return error  # the store was not visible yet: it is missing because this failed
         if isinstance(error, (CorruptDataError, ClosedError)) and name:
             now = self._stores.catalog.find(name)
             if now is None:
                 return StoreNotFoundError(name=name)
             if now.uid != uid:
-                return TransferAbortedError(transfer=message.request, reason=f"store {name!r} was made anew meanwhile")
+                return TransferAbortedError(transfer=request, reason=f"store {name!r} was made anew meanwhile")
         return error
 
     async def _read(
@@ -324,12 +359,6 @@ class Requests:
         return await self._writes.write(session, request, asked)
 
 
-def _get_used_name(kind: str, message: control_pb2.ClientMessage) -> str:
-    """Returns the name of the store that a request uses; "" if it uses none."""
-    name: str = getattr(getattr(message, kind, None), "store", "")
-    return name
-
-
 def _forget_calls(error: BaseException | None) -> None:
     """Lets go of the calls that an error has passed, and of their stores: the future that has brought the error is in
     one of them, so that each keeps the other."""
@@ -344,10 +373,7 @@ async def _report(session: ClientSession, request: int, failure: TDServeError) -
     return failure.code
 
 
-def _has_messages(traits: RequestTraits | None, kind: str, message: control_pb2.ClientMessage) -> bool:
-    """Returns whether data messages of a request are sent, or awaited, before it is answered."""
-    if traits is None:
-        return False
-    if traits.has_content:
-        return bool(getattr(message, kind).content.message_nbytes)
-    return traits.may_expect and bool(getattr(message, kind).message_nbytes)
+async def _refuse(session: ClientSession, request: int, error: TDServeError) -> None:
+    """Answers a request that was not carried out, and may be sent again."""
+    with session.count_refusal():
+        await session.fail(request, error)
