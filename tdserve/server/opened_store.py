@@ -154,7 +154,8 @@ class OpenedStore:
             raise NotSupportedError(feature=written, reason=reason)
 
     def check_present(self) -> None:
-        """Raises StoreNotFoundError if the store was deleted: nothing more may be committed to it."""
+        """Raises StoreNotFoundError if the store was deleted, and StoreMovedError if it is sealed or elsewhere: nothing
+        that is not decided yet may be committed to it."""
         self.waiters.check_present()
 
     def check_current(self) -> None:

@@ -62,6 +62,14 @@ class OpenedStores:
         store, held = self._kept.pop(name, None), self._held.pop(name, None)
         return store or held
 
+    def retire(self, name: str) -> OpenedStore | None:
+        """Like ``pop``, for a store that is elsewhere now, or is opened anew: nothing that is under way goes on with
+        this object."""
+        store = self.pop(name)
+        if store is not None:
+            store.waiters.retire(name)
+        return store
+
     def peek(self, name: str) -> OpenedStore | None:
         """Returns a store if it is open, which does not count as a use."""
         return self._kept.get(name) or self._held.get(name)

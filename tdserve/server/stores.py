@@ -342,7 +342,7 @@ class Stores:
         Raises:
             CapacityError: Not even the reserve of the catalog has room for that. Nothing was changed.
         """
-        if store.waiters.is_deleted:
+        if store.waiters.is_away:
             return
         if store.table is not None:
             store.table.take_back_claims()
@@ -457,7 +457,7 @@ class Stores:
             return False
         if store is not None and store.generations is not None and redo.repair(store.generations.values):
             _log.warning("store %r: the last commit before the crash was completed", store.name)
-            self.opened.pop(store.name)  # its rules were restored from the old generations
+            self.opened.retire(store.name)  # its rules were restored from the old generations
         return True
 
     def _decide_removal(self, record: StoreRecord, txn: Transaction) -> None:
@@ -476,7 +476,7 @@ class Stores:
     def give_way(self, record: StoreRecord) -> None:
         """Removes a store in whose place another one, or the record of where it is now, has just been recorded. Its
         space is not free before ``free``."""
-        store = self.opened.pop(record.name)
+        store = self.opened.retire(record.name)
         if store is not None and store.generations is not None:
             store.generations.mark_deleted()
         self.root.move_to_trash(record.name, record.uid)

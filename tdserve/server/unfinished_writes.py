@@ -198,7 +198,7 @@ class UnfinishedWrites:
         """Removes the lost rows of an overwrite from their table, unless they are written again in time. Those that
         only lack what was being written stay."""
         lost = next((each for each in store.lost.overwrites if each.key == overwrite.key), None)
-        if store.table is None or lost is None or store.waiters.is_deleted:
+        if store.table is None or lost is None or store.waiters.is_away:
             return
         left_s = min(store.lost.rewrite_grace_until_s - time.monotonic(), RETRY_GRACE_S)
         if left_s > 0:

@@ -80,6 +80,9 @@ class Waiters:
         self._is_changed = False  # since the last round over the lines began
         self._left: deque[dict[_Waiter[Any], None]] = deque()  # lines that this round has not reached
         self._gone: TDServeError | None = None
+        self._seal: StoreMovedError | None = None
+        self._is_at_rest = False
+        self._deferred: list[Callable[[], None]] = []  # to be called when the seal ends
 
     def wake(self) -> None:
         """Lets waiters try again soon; several changes in one turn of the loop count as one."""
@@ -90,25 +93,67 @@ class Waiters:
 
     def delete(self, name: str) -> None:
         """Ends all waits, present and future, with StoreNotFoundError: the store ``name`` was deleted."""
-        self._gone = StoreNotFoundError(name=name)
+        self._end(StoreNotFoundError(name=name))
+
+    def retire(self, name: str) -> None:
+        """Ends all waits, present and future, with StoreMovedError: the store ``name`` has moved to another server, or
+        another object has taken its place here."""
+        self._end(StoreMovedError(name=name))
+
+    def begin_seal(self, name: str) -> None:
+        """Ends all waits with StoreMovedError, until ``end_seal``: the store ``name`` is being brought to rest. What
+        has been decided before is still carried out, for the seal waits for it."""
+        self._seal = StoreMovedError(name=name)
         self.wake()
 
-    def send_away(self, name: str) -> None:
-        """Ends all waits, present and future, with StoreMovedError: the store ``name`` moves to another server."""
-        self._gone = StoreMovedError(name=name)
-        self.wake()
+    def begin_rest(self) -> None:
+        """Notes that a sealed store is at rest: from now on nothing in its files changes, until ``end_seal``."""
+        self._is_at_rest = True
 
-    def call_back(self) -> None:
-        """Ends ``send_away``: the store stays."""
-        self._gone = None
+    def end_seal(self) -> None:
+        """Ends ``begin_seal``: the store serves again."""
+        self._seal, self._is_at_rest = None, False
+        deferred, self._deferred = self._deferred, []
+        for work in deferred:
+            asyncio.get_running_loop().call_soon(work)
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Calls ``work`` when the seal of a store at rest ends; never if the store does not come back."""
+        self._deferred.append(work)
+
+    def _end(self, reason: TDServeError) -> None:
+        self._gone, self._deferred = reason, []
+        self.wake()
 
     @property
     def is_deleted(self) -> bool:
-        """Whether nothing more is committed to the store: ``delete`` or ``send_away`` was called."""
+        """Whether ``delete`` was called."""
+        return isinstance(self._gone, StoreNotFoundError)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing more is done for the store, not even what was decided: ``delete`` or ``retire`` was
+        called."""
         return self._gone is not None
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the store is sealed, and nothing in its files may change."""
+        return self._is_at_rest
+
+    @property
+    def is_away(self) -> bool:
+        """Whether nothing more is begun for the store now: it is gone, or sealed."""
+        return self._gone is not None or self._seal is not None
+
     def check_present(self) -> None:
-        """Raises StoreNotFoundError after ``delete``, and StoreMovedError after ``send_away``."""
+        """Raises StoreNotFoundError after ``delete``, and StoreMovedError after ``retire`` or during a seal."""
+        self.check_not_gone()
+        if self._seal is not None:
+            raise StoreMovedError(**self._seal.fields)
+
+    def check_not_gone(self) -> None:
+        """Like ``check_present`` for what has begun before a seal, which waits for its end."""
         if self._gone is not None:
             raise type(self._gone)(**self._gone.fields)
 
@@ -154,6 +199,7 @@ class Waiters:
         Raises:
             DeadlineExceededError: There was no state in time.
             StoreNotFoundError: The store was deleted.
+            StoreMovedError: The store is sealed, or is elsewhere now.
         """
         state = self.attempt_at_once(attempt, line)
         if state is not None:

@@ -103,6 +103,6 @@ class RestoredSettings:
             txn.put("stores", store.name.encode(), settled.to_bytes())
             stores.save_state(store, txn, state)
         stores.catalog.replace(settled)
-        stores.opened.pop(store.name)
+        stores.opened.retire(store.name)
         await stores.open_apart(store.name)
         stores.get(store.name)

@@ -66,7 +66,7 @@ class Sealing:
 
         if table is not None:
             await wait(lambda: not table.claims, f"writers that fill rows of {name!r} by themselves")
-        store.waiters.send_away(name)
+        store.waiters.begin_seal(name)
         await wait(
             lambda: self._stores.seals.is_idle(name, num_own=num_own_requests), f"requests under way for {name!r}"
         )
@@ -95,7 +95,7 @@ class Sealing:
         store = self._stores.find_used(name)
         if store is not None:
             store.is_leaving = False
-            store.waiters.call_back()
+            store.waiters.end_seal()
 
 
 async def _wait(is_over: Callable[[], bool], deadline: Deadline, what: str) -> None:

@@ -149,7 +149,7 @@ class Claiming:
     def _may_be_claimed(self, store: OpenedStore) -> bool:
         record = store.record
         if (
-            store.waiters.is_deleted
+            store.waiters.is_away
             or store.is_outdated
             or store.is_leaving
             or store.spec.values
