@@ -27,6 +27,7 @@ from tdserve.rules.catalog import Catalog, StoreRecord
 from tdserve.rules.weights import Versions
 from tdserve.server.garbage import Garbage
 from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.kinds.policies import end_following
 from tdserve.server.kinds.row_files import list_dotted
 from tdserve.server.kinds.weights_kind import load_versions
 from tdserve.server.later_records import check_folder
@@ -341,19 +342,17 @@ class Stores:
 
         Raises:
             CapacityError: Not even the reserve of the catalog has room for that. Nothing was changed.
+            StoreMovedError: It is sealed, or is elsewhere now. Nothing was changed.
         """
-        if store.waiters.is_away:
+        if store.waiters.is_deleted:
             return
+        store.check_present()
         if store.table is not None:
             store.table.take_back_claims()
         with self.db.begin_transaction(uses_reserve=True) if begin is None else begin() as txn:
             self._decide_removal(store.record, txn)
         reach("deletion.recorded")
-        if store.table is not None:
-            followers = self.followers.get(store.table.settings.policy, set())
-            followers.discard(store.name)
-            if not followers:
-                self.followers.pop(store.table.settings.policy, None)
+        end_following(self, store)
         is_small = store.versions is None and store.count_bytes() <= MAX_FREED_LATER_BYTES
         self.opened.pop(store.name)
         self.loading.discard(store.name, store.owner_session)

@@ -82,6 +82,15 @@ def follow(stores: KindStores, store: OpenedStore, uid: str, newest: int) -> Non
             stores.save_state(store, txn, store.get_table_state())
 
 
+def end_following(stores: KindStores, store: OpenedStore) -> None:
+    """Has a store that is being deleted woken no more; does nothing for one that is no table."""
+    policy = store.table.settings.policy if store.table is not None else ""
+    followers = stores.followers.get(policy, set())
+    followers.discard(store.name)
+    if not followers:
+        stores.followers.pop(policy, None)
+
+
 def wake_followers(stores: KindStores, policy: str) -> None:
     """Wakes callers that wait for a table of this policy: a version was published, or all are gone."""
     for name in tuple(stores.followers.get(policy, ())):
