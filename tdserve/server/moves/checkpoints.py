@@ -353,7 +353,12 @@ class Checkpoints:
                 self._sealing.begin(store, by)
                 sealed[store.name] = store
             for store in opened:
-                await self._sealing.wait_at_rest(store, by, deadline, keeps_unfinished=True)
+                name = store.name
+                try:
+                    sealed[name] = await self._sealing.wait_at_rest(store, by, deadline, keeps_unfinished=True)
+                except StoreNotFoundError:  # a request that had begun before has deleted it
+                    del sealed[name]
+                    self._sealing.end(name, by)
 
     # ------------------------------------------------------------ what was kept
 

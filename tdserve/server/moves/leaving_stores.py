@@ -89,10 +89,11 @@ class LeavingStores:
         Raises:
             StoreMovedError: Another move has sealed it.
             DeadlineExceededError: A client is still writing, or was stopped while it did. The store serves again.
+            StoreNotFoundError: A request that had begun before has deleted it.
         """
         self._sealing.begin(store, seal)
         try:
-            await self._sealing.wait_at_rest(store, seal, deadline)
+            store = await self._sealing.wait_at_rest(store, seal, deadline)
             reach("move.sealed")
             if store.keyed is not None:
                 self._entries.record_answers(store)

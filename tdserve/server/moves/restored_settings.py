@@ -9,7 +9,7 @@ import logging
 from dataclasses import replace
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import StoreExistsError
+from tdserve.base.errors import StoreExistsError, StoreMovedError
 from tdserve.base.ids import make_uid
 from tdserve.rules.catalog import StoreRecord, explain_difference
 from tdserve.rules.replay.settings import Settings
@@ -54,7 +54,7 @@ class RestoredSettings:
             What was changed; "" if nothing was, since it has these settings, or differs in more than may change.
 
         Raises:
-            StoreMovedError: Another request is doing the same.
+            StoreMovedError: Another request is doing the same, or has just added leaves.
             DeadlineExceededError: A client is still writing.
             StoreExistsError: Consumers have rows of it on lease. As after the others, nothing was changed.
         """
@@ -84,7 +84,9 @@ class RestoredSettings:
         seal = Seal(_NO_SESSION, make_uid())
         self._sealing.begin(store, seal)
         try:
-            await self._sealing.wait_at_rest(store, seal, Deadline.after(REST_S), num_own_requests=1)
+            resting = await self._sealing.wait_at_rest(store, seal, Deadline.after(REST_S), num_own_requests=1)
+            if resting is not store:  # it has got leaves meanwhile: ask again
+                raise StoreMovedError(name=store.name)
             if table.selectors.leases.num_leased:
                 raise StoreExistsError(name=store.name, reason=f"{changed}; consumers have rows of it on lease")
             await self._reopen(store, settled, asked)

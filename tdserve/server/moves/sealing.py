@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, WrongStateError
+from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError, WrongStateError
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.seals import Seal
 from tdserve.server.stores import Stores
@@ -46,15 +46,22 @@ class Sealing:
         *,
         keeps_unfinished: bool = False,
         num_own_requests: int = 0,
-    ) -> None:
+    ) -> OpenedStore:
         """Waits until nobody can still write into a store's files. After an error it stays sealed.
+
+        What was decided before is carried out. So a table that gets leaves just now has them when it is at rest, and
+        is another object then.
 
         Args:
             keeps_unfinished: Whether rows may be left that a lost or stopped writer has not finished: they are odd.
             num_own_requests: Requests for the store in which the caller itself is.
 
+        Returns:
+            The store as it is at rest.
+
         Raises:
             DeadlineExceededError: A client is still writing, or was stopped while it did.
+            StoreNotFoundError: A request that had begun before has deleted it.
             WrongStateError: The seal is over: its session has ended.
         """
         name, table = store.name, store.table
@@ -63,6 +70,7 @@ class Sealing:
             await _wait(is_over, deadline, what)
             if self._stores.seals.find(name) != seal:
                 raise WrongStateError(state=f"the seal of {name!r} is over", event="reading it at rest")
+            store.waiters.check_not_gone()
 
         if table is not None:
             await wait(lambda: not table.claims, f"writers that fill rows of {name!r} by themselves")
@@ -74,6 +82,11 @@ class Sealing:
             lambda: not store.writes and (keeps_unfinished or not self._has_unfinished(store)),
             f"rows of {name!r} that a client has begun to write",
         )
+        resting = self._stores.opened.peek(name)
+        if resting is None or resting.record.uid != store.record.uid:
+            raise StoreNotFoundError(name=name)
+        resting.waiters.begin_rest()
+        return resting
 
     def _has_unfinished(self, store: OpenedStore) -> bool:
         if store.table is None:  # rows stay lost until they are written again, by whomever

@@ -141,7 +141,7 @@ class AddedLeaves:
 
     async def _finish(self, store: OpenedStore, altered: OpenedStore, restructured: Restructured) -> None:
         """Takes the last steps as soon as there is room; meanwhile the table is used under its old structure."""
-        while not store.waiters.is_away:
+        while not store.waiters.is_gone:
             if await _move_files(store, restructured):
                 self._show(store, altered, restructured)
                 return
@@ -150,7 +150,7 @@ class AddedLeaves:
     def _show(self, store: OpenedStore, altered: OpenedStore, restructured: Restructured) -> None:
         """Lets requests see the table under its new structure, whose files are in their places."""
         generations = store.generations
-        if store.waiters.is_away or generations is None:
+        if store.waiters.is_gone or generations is None:
             return
         store.get_table().take_back_claims()  # each is of one structure; what was claimed is reserved from now on
         generations.move_structure(altered.record.structure)

@@ -235,7 +235,7 @@ class Alterations:
             task.add_done_callback(self._retrying.discard)
 
     async def _retry(self, store: OpenedStore, restructured: Restructured, held: RowWriteHold) -> None:
-        while not store.waiters.is_away:
+        while not store.waiters.is_gone:
             await asyncio.sleep(RETRY_EVERY_S)
             with suppress(TDServeError):
                 await self._finish(store, restructured, held)

@@ -3,24 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import Any
+
+import pytest
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import StoreMovedError
+from tdserve.base.errors import CapacityError, StoreMovedError, StoreNotFoundError
+from tdserve.rules.catalog import StoreRecord
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.requests import Requests
 from tdserve.server.seals import Seal
+from tdserve.store import restructuring
+from tdserve.structure import codec
+from tdserve.structure.capture import capture
 from tdserve.v1 import control_pb2
-from tests.unit.server.replaying import create
+from tests.unit.server.replaying import create, extend, rows
 from tests.unit.server.world import Loop, World, outbox
 
 SEAL = Seal(3, f"{7:032x}")
 
 
-async def pause(requests: Requests, store: OpenedStore) -> None:
-    """Brings a store to rest for a moment."""
+async def pause(requests: Requests, store: OpenedStore) -> StoreRecord:
+    """Brings a store to rest for a moment; returns its record as it is then."""
     leaving = requests.moves.leaving
-    await leaving.seal(store, SEAL, Deadline.after(20.0))
+    sealed = await leaving.seal(store, SEAL, Deadline.after(20.0))
     leaving.unseal(store.name, SEAL)
+    return StoreRecord.from_bytes(sealed.store.record)
+
+
+class HeldUp:
+    """Stands for the step that moves the files of a change of structure: it waits until it may go on.
+
+    Args:
+        finds_room: Whether the first attempt does.
+    """
+
+    def __init__(self, *, finds_room: bool) -> None:
+        self._carry_out = restructuring.carry_out
+        self._finds_room = finds_room
+        self.has_begun = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def __call__(self, *arguments: Any) -> None:
+        self.has_begun.set()
+        assert self.may_go_on.wait(20.0)
+        if not self._finds_room:
+            self._finds_room = True
+            raise CapacityError(what="the disk", asked=4096, free=0)
+        self._carry_out(*arguments)
 
 
 def test_delete_when_the_store_is_sealed_just_now_then_refused_and_its_retry_deletes(
@@ -42,3 +73,66 @@ def test_delete_when_the_store_is_sealed_just_now_then_refused_and_its_retry_del
         assert store.name not in world.stores.catalog
 
     run(scenario())
+
+
+@pytest.mark.parametrize("finds_room", [True, False])
+def test_leaves_when_a_seal_comes_in_their_last_step_then_they_come_and_what_is_at_rest_has_them(
+    world: World, run: Loop, requests: Requests, finds_room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, session = create(world, run), world.session()
+    extend(world, run, store, rows(10))
+    added = capture(rows(0).set("z", rows(0)["a"])[0]).spec.select([("z",)])
+    asked = control_pb2.ClientMessage(request=7)
+    asked.alter.store, asked.alter.timeout_s = store.name, 20.0
+    asked.alter.added.CopyFrom(codec.encode(added))
+    moving = HeldUp(finds_room=finds_room)
+    monkeypatch.setattr("tdserve.server.tables.added_leaves.RETRY_EVERY_S", 0.01)
+    monkeypatch.setattr(restructuring, "carry_out", moving)
+
+    async def scenario() -> StoreRecord:
+        adding = asyncio.create_task(requests.serve(session, asked))
+        await asyncio.to_thread(moving.has_begun.wait, 20.0)
+        sealing = asyncio.create_task(pause(requests, store))
+        while not store.waiters.is_away:  # noqa: ASYNC110 (it has begun in a turn or two)
+            await asyncio.sleep(0)
+        moving.may_go_on.set()
+        await adding
+        return await sealing
+
+    resting, now = run(scenario()), world.stores.get(store.name)
+    assert outbox(session).done().version == now.record.structure == resting.structure == 1
+    assert extend(world, run, now, rows(20).set("z", rows(20)["a"]), request=8) == [3, 4, 5]
+
+
+def test_alter_when_a_seal_comes_while_its_files_find_no_room_then_the_seal_waits_for_it(
+    world: World, run: Loop, requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, session = run(world.create("x", rows(0))), world.session()
+    asked = control_pb2.ClientMessage(request=7)
+    asked.alter.store, asked.alter.timeout_s = "x", 20.0
+    asked.alter.removed.add(parts=["g"])
+    moving = HeldUp(finds_room=False)
+    moving.may_go_on.set()
+    monkeypatch.setattr("tdserve.server.tensordicts.alterations.RETRY_EVERY_S", 0.01)
+    monkeypatch.setattr(restructuring, "carry_out", moving)
+
+    async def scenario() -> StoreRecord:
+        await requests.serve(session, asked)
+        outbox(session).done()
+        assert store.writes  # nobody can read it
+        return await pause(requests, store)
+
+    assert run(scenario()).structure == 1
+    assert store.generations is not None
+    assert store.generations.structure == 1
+    assert not (store.get_generation_values() & 1).any()
+
+
+def test_seal_when_the_store_was_deleted_just_before_then_not_found(
+    world: World, run: Loop, requests: Requests
+) -> None:
+    store = create(world, run)
+    run(world.stores.delete(store))
+    with pytest.raises(StoreNotFoundError):
+        run(pause(requests, store))
+    assert world.stores.seals.find(store.name) is None
