@@ -68,6 +68,7 @@ class OpenedStore:
             none.
         is_outdated: Whether the table has got leaves since: another object, which shares its rules, has its place.
             Requests that have begun with this one may read, and commit the rows that they have reserved.
+        is_restructuring: Whether files of the structure that it has since a restart still wait for room.
         is_leaving: Whether it is being moved to another server: nobody claims rows any more.
     """
 
@@ -95,6 +96,7 @@ class OpenedStore:
     synced_version: int = 0
     used_at: int = 0
     is_outdated: bool = False
+    is_restructuring: bool = False
     is_leaving: bool = False
 
     @property

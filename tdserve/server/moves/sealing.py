@@ -82,6 +82,7 @@ class Sealing:
             lambda: not store.writes and (keeps_unfinished or not self._has_unfinished(store)),
             f"rows of {name!r} that a client has begun to write",
         )
+        await wait(lambda: not store.is_restructuring, f"the lack of room for new leaves of {name!r}")
         resting = self._stores.opened.peek(name)
         if resting is None or resting.record.uid != store.record.uid:
             raise StoreNotFoundError(name=name)

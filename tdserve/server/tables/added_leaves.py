@@ -101,6 +101,7 @@ class AddedLeaves:
         if await _move_files(store, restructured):
             self._show(store, store, restructured)
         else:
+            store.is_restructuring = True
             self._start(store, store, restructured)
 
     def close(self) -> None:
@@ -157,6 +158,7 @@ class AddedLeaves:
         if altered is not store:
             self._stores.opened.put(altered)
             store.is_outdated = True
+        store.is_restructuring = False
         reach("leaves.shown")
         self._stores.db.delete("pending", restructured.key)
         store.waiters.wake()

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CapacityError, StoreMovedError, StoreNotFoundError
+from tdserve.base.errors import CapacityError, DeadlineExceededError, StoreMovedError, StoreNotFoundError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.requests import Requests
 from tdserve.server.seals import Seal
 from tdserve.store import restructuring
@@ -30,6 +31,14 @@ async def pause(requests: Requests, store: OpenedStore) -> StoreRecord:
     sealed = await leaving.seal(store, SEAL, Deadline.after(20.0))
     leaving.unseal(store.name, SEAL)
     return StoreRecord.from_bytes(sealed.store.record)
+
+
+def adding_z() -> control_pb2.ClientMessage:
+    """A request for a leaf that comes to the rows of a table later."""
+    asked = control_pb2.ClientMessage(request=7)
+    asked.alter.store, asked.alter.timeout_s = "r", 20.0
+    asked.alter.added.CopyFrom(codec.encode(capture(rows(0).set("z", rows(0)["a"])[0]).spec.select([("z",)])))
+    return asked
 
 
 class HeldUp:
@@ -81,10 +90,7 @@ def test_leaves_when_a_seal_comes_in_their_last_step_then_they_come_and_what_is_
 ) -> None:
     store, session = create(world, run), world.session()
     extend(world, run, store, rows(10))
-    added = capture(rows(0).set("z", rows(0)["a"])[0]).spec.select([("z",)])
-    asked = control_pb2.ClientMessage(request=7)
-    asked.alter.store, asked.alter.timeout_s = store.name, 20.0
-    asked.alter.added.CopyFrom(codec.encode(added))
+    asked = adding_z()
     moving = HeldUp(finds_room=finds_room)
     monkeypatch.setattr("tdserve.server.tables.added_leaves.RETRY_EVERY_S", 0.01)
     monkeypatch.setattr(restructuring, "carry_out", moving)
@@ -102,6 +108,39 @@ def test_leaves_when_a_seal_comes_in_their_last_step_then_they_come_and_what_is_
     resting, now = run(scenario()), world.stores.get(store.name)
     assert outbox(session).done().version == now.record.structure == resting.structure == 1
     assert extend(world, run, now, rows(20).set("z", rows(20)["a"]), request=8) == [3, 4, 5]
+
+
+def test_leaves_when_they_still_lack_room_after_a_restart_then_a_seal_waits_for_them(
+    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(world, run)
+
+    def refuse(*_: Any) -> None:
+        raise CapacityError(what="the disk", asked=4096, free=0)
+
+    async def start_adding() -> None:
+        adding = asyncio.create_task(world.alterations.alter(world.session(), 7, adding_z().alter))
+        while not Restructured.load(world.db):  # noqa: ASYNC110 (a record tells nobody that it is there)
+            await asyncio.sleep(0)
+        world.alterations.close()
+        await adding
+
+    async def scenario() -> StoreRecord:
+        await world.alterations.repair()
+        store, leaving = world.stores.get("r"), world.services.requests.moves.leaving
+        with pytest.raises(DeadlineExceededError, match="room for new leaves"):
+            await leaving.seal(store, SEAL, Deadline.after(0.05))
+        patch.undo()
+        resting = await pause(world.services.requests, store)
+        assert Restructured.load(world.db) == []
+        return resting
+
+    monkeypatch.setattr("tdserve.server.tables.added_leaves.RETRY_EVERY_S", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(restructuring, "carry_out", refuse)
+        run(start_adding())
+        world.reopen()
+        assert run(scenario()).structure == 1
 
 
 def test_alter_when_a_seal_comes_while_its_files_find_no_room_then_the_seal_waits_for_it(
