@@ -49,7 +49,7 @@ class UnfinishedWrites:
     def __init__(self, db: CatalogDB, process_watch: ProcessWatch) -> None:
         self._db = db
         self._process_watch = process_watch
-        self._dropping: set[asyncio.Task[None]] = set()
+        self._dropping: dict[asyncio.Task[None], str] = {}  # with the uids of their stores
         self._awaiting_sessions: (
             list[OpenedStore] | None
         ) = []  # whose grace begins when sessions can be opened; None: they can
@@ -57,6 +57,10 @@ class UnfinishedWrites:
     def may_be_written(self, store: OpenedStore, rows: RowSet) -> bool:
         """Returns whether a process that lost these rows can still write into them: a stopped one may resume."""
         return bool(store.lost) and not all(map(self._process_watch.is_gone, store.lost.find_writers(rows)))
+
+    def is_dropping(self, store: OpenedStore) -> bool:
+        """Returns whether lost rows are just being removed from a table, which takes several turns."""
+        return store.record.uid in self._dropping.values()
 
     def hold_back(self, store: OpenedStore, reservation: Reservation, record: ReservedRows) -> None:
         """Quarantines reserved rows whose writer has disconnected until it is proved gone."""
@@ -196,9 +200,12 @@ class UnfinishedWrites:
 
     def _drop_after_grace(self, store: OpenedStore, overwrite: Overwrite) -> None:
         """Removes the lost rows of an overwrite from their table, unless they are written again in time. Those that
-        only lack what was being written stay."""
+        only lack what was being written stay. From a table at rest nothing is removed before its seal ends."""
         lost = next((each for each in store.lost.overwrites if each.key == overwrite.key), None)
-        if store.table is None or lost is None or store.waiters.is_away:
+        if store.table is None or lost is None or store.waiters.is_gone:
+            return
+        if store.waiters.is_at_rest:
+            store.waiters.defer(partial(self._drop_after_grace, store, overwrite))
             return
         left_s = min(store.lost.rewrite_grace_until_s - time.monotonic(), RETRY_GRACE_S)
         if left_s > 0:
@@ -212,8 +219,8 @@ class UnfinishedWrites:
             run_without_turns(dropping)
         else:
             task = asyncio.create_task(dropping, name=f"tdserve-dropping-{store.name}")
-            self._dropping.add(task)
-            task.add_done_callback(self._dropping.discard)
+            self._dropping[task] = store.record.uid
+            task.add_done_callback(self._dropping.pop)
             task.add_done_callback(retrieve_exception)
 
     async def _drop(self, store: OpenedStore, lost: Overwrite) -> None:

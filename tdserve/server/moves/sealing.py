@@ -79,7 +79,7 @@ class Sealing:
             lambda: self._stores.seals.is_idle(name, num_own=num_own_requests), f"requests under way for {name!r}"
         )
         await wait(
-            lambda: not store.writes and (keeps_unfinished or not self._has_unfinished(store)),
+            lambda: not self._is_changing(store) and (keeps_unfinished or not self._has_unfinished(store)),
             f"rows of {name!r} that a client has begun to write",
         )
         await wait(lambda: not store.is_restructuring, f"the lack of room for new leaves of {name!r}")
@@ -88,6 +88,9 @@ class Sealing:
             raise StoreNotFoundError(name=name)
         resting.waiters.begin_rest()
         return resting
+
+    def _is_changing(self, store: OpenedStore) -> bool:
+        return bool(store.writes) or self._stores.unfinished_writes.is_dropping(store)
 
     def _has_unfinished(self, store: OpenedStore) -> bool:
         if store.table is None:  # rows stay lost until they are written again, by whomever

@@ -12,14 +12,17 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.deadline import Deadline
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
 from tdserve.rules.replay.order import Fifo
 from tdserve.server import unfinished_writes
+from tdserve.server.moves.sealing import Sealing
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.server.recovery.reserved import ReservedRows
+from tdserve.server.seals import Seal
 from tdserve.server.unfinished_writes import RETRY_GRACE_S
 from tdserve.store.session_locks import SessionLock
 from tdserve.v1 import control_pb2
@@ -146,6 +149,35 @@ def test_delete_when_a_client_overwrites_the_rows_then_nothing_of_it_is_left_whe
 
     run(scenario())
     assert table.get_table().list_live_rows().tolist() == [0, 2, 3]
+    assert records(world) == 0
+
+
+def test_lost_rows_when_their_writer_is_gone_during_a_seal_then_they_leave_once_it_ends(
+    world: World, run: Loop
+) -> None:
+    table, seal = create(world, run, capacity=4, sampler=Fifo()), Seal(3, f"{7:032x}")
+    extend(world, run, table, rows(10, 4))
+    sealing, rules = Sealing(world.stores), table.get_table()
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            write = begin(world, peer, overwriting(table, [1, 2]))
+            await peer.accepted()
+            await peer.leave_in(write)
+            sealing.begin(table, seal)
+            await sealing.wait_at_rest(table, seal, Deadline.after(20.0), keeps_unfinished=True)
+            before = table.get_generation_values().tolist()
+            over = asyncio.Event()
+            world.process_watch.watch(peer.lock_name, over.set)
+            peer.let_go()
+            await over.wait()
+            assert (table.get_generation_values().tolist(), rules.info()["num_held"]) == (before, 2)
+            sealing.end(table.name, seal)
+            await asyncio.sleep(0)
+            assert rules.list_live_rows().tolist() == [0, 3]
+            assert rules.info()["num_held"] == 0
+
+    run(scenario())
     assert records(world) == 0
 
 
