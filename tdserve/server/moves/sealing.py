@@ -95,7 +95,8 @@ class Sealing:
     def _has_unfinished(self, store: OpenedStore) -> bool:
         if store.table is None:  # rows stay lost until they are written again, by whomever
             return self._stores.unfinished_writes.may_be_written(store, store.lost.row_set)
-        return bool(store.lost) or bool(store.table.ring.num_reserved)
+        ring = store.table.ring
+        return bool(ring.num_reserved or ring.select_held(store.lost.row_set))  # others have left, and stay on the list
 
     def end(self, name: str, seal: Seal) -> None:
         """Lets a store serve again. Does nothing unless this very seal holds it."""

@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
@@ -179,6 +180,27 @@ def test_lost_rows_when_their_writer_is_gone_during_a_seal_then_they_leave_once_
 
     run(scenario())
     assert records(world) == 0
+
+
+def test_lost_rows_when_a_seal_waits_for_their_writer_then_at_rest_once_it_is_gone(world: World, run: Loop) -> None:
+    table, seal = create(world, run, capacity=4, sampler=Fifo()), Seal(3, f"{7:032x}")
+    extend(world, run, table, rows(10, 4))
+    sealing = Sealing(world.stores)
+
+    async def scenario() -> None:
+        async with LocalPeer(world) as peer:
+            write = begin(world, peer, overwriting(table, [1, 2]))
+            await peer.accepted()
+            await peer.leave_in(write)
+            sealing.begin(table, seal)
+            with pytest.raises(DeadlineExceededError, match="begun to write"):
+                await sealing.wait_at_rest(table, seal, Deadline.after(0.05))
+            peer.let_go()
+            await sealing.wait_at_rest(table, seal, Deadline.after(20.0))
+            assert table.get_table().list_live_rows().tolist() == [0, 3]
+            sealing.end(table.name, seal)
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("is_released_first", [False, True])
