@@ -170,6 +170,7 @@ class Checkpoints:
             StoreNotFoundError: There is no such store or incarnation.
             DeadlineExceededError: A client is still writing, or was stopped while it did; nothing was kept.
             CapacityError: There is no room for what has to be kept.
+            PeerLostError: The session has ended; nothing is kept for it.
             WrongStateError: Nothing was kept for this checkpoint.
         """
         await inline_tasks.ensure_task()
@@ -189,7 +190,7 @@ class Checkpoints:
             store = await self._get(asked.store, asked.uid)
             answer = control_pb2.CheckpointAnswer(blocks=await read_blocks(store.folder, asked.read.blocks))
         elif step == "freeze":
-            answer = await self._freeze(by, asked.freeze, Deadline.after(asked.timeout_s))
+            answer = await self._freeze(session, by, asked.freeze, Deadline.after(asked.timeout_s))
         elif step == "list_frozen":
             answer = self._list_frozen(by, asked.list_frozen)
         elif step == "read_frozen":
@@ -240,17 +241,21 @@ class Checkpoints:
 
     # ------------------------------------------------------------ one moment
 
-    async def _freeze(self, by: Seal, max_bytes: int, deadline: Deadline) -> control_pb2.CheckpointAnswer:
+    async def _freeze(
+        self, session: ClientSession, by: Seal, max_bytes: int, deadline: Deadline
+    ) -> control_pb2.CheckpointAnswer:
         if by.operation in self._freezing:  # both would write the same folder
             raise WrongStateError(state=f"checkpoint {by.operation} is being kept", event="keeping it once more")
         self._freezing.add(by.operation)
         try:
-            return await self._freeze_once(by, max_bytes, deadline)
+            return await self._freeze_once(session, by, max_bytes, deadline)
         finally:
             self._freezing.discard(by.operation)
             self._stores.seals.end_slow_creations(by)
 
-    async def _freeze_once(self, by: Seal, max_bytes: int, deadline: Deadline) -> control_pb2.CheckpointAnswer:
+    async def _freeze_once(
+        self, session: ClientSession, by: Seal, max_bytes: int, deadline: Deadline
+    ) -> control_pb2.CheckpointAnswer:
         await self._forget(by)
         for record in self._list_records():
             await self._open(record.name)  # so that nobody waits for that
@@ -274,6 +279,7 @@ class Checkpoints:
                     files, num_bytes = await asyncio.to_thread(_keep_changed, compare, folders, max_bytes)
                     if num_bytes > max_bytes:
                         return control_pb2.CheckpointAnswer(num_bytes=num_bytes, paused_s=time.monotonic() - begun_s)
+                    session.check_open()
                     frozen = self._frozen[by] = []  # what is kept goes with the session from here on
                     for store, listed in zip(sealed.values(), files, strict=True):
                         kept.append(control_pb2.FrozenStore(store=describe_store(self._stores, store), files=listed))
@@ -287,8 +293,10 @@ class Checkpoints:
                 if values is not None:
                     uid = StoreRecord.from_bytes(each.store.record).uid
                     await asyncio.to_thread(values.add_to, each.files, folder / uid)
+                    session.check_open()  # else the folder, which went with it, is there once more
             frozen += [*kept, *filter(None, idle)]
             frozen += await asyncio.to_thread(_read_packed, catalog, packed)
+            session.check_open()
         except BaseException:
             self._frozen.setdefault(by, [])
             await asyncio.shield(self._forget(by))

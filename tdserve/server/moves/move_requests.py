@@ -3,8 +3,9 @@ of checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tdserve.base.deadline import Deadline
@@ -22,6 +23,8 @@ from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
 from tdserve.server.syncing import Syncing
 from tdserve.v1 import control_pb2
+
+_Handler = Callable[[ClientSession, int, Any], Coroutine[Any, Any, control_pb2.Done]]
 
 
 class MoveRequests:
@@ -46,9 +49,9 @@ class MoveRequests:
         self.leaving = LeavingStores(stores, entries)
         self.arriving = ArrivingStores(stores, syncing)
         self.checkpoints = Checkpoints(stores)
-        self.handlers: Mapping[str, Callable[[ClientSession, int, Any], Awaitable[control_pb2.Done]]] = {
-            "move": self.serve,
-            "checkpoint": self.checkpoints.serve,
+        self.handlers: Mapping[str, _Handler] = {
+            "move": partial(self._serve_to_the_end, self.serve),
+            "checkpoint": partial(self._serve_to_the_end, self.checkpoints.serve),
         }
 
     def restore(self) -> None:
@@ -61,6 +64,17 @@ class MoveRequests:
         """Lets the stores serve again that a session had sealed, and removes what was kept for it."""
         self.leaving.on_session_ended(session)
         await self.checkpoints.on_session_ended(session)
+
+    async def _serve_to_the_end(
+        self, serve: _Handler, session: ClientSession, request: int, asked: Any
+    ) -> control_pb2.Done:
+        """Takes a step. If it outlives its session, which waits only for a while, nothing stays of what it has sealed
+        or listed since."""
+        try:
+            return await serve(session, request, asked)
+        finally:
+            if session.ended.is_set():
+                await self.on_session_ended(session.number)
 
     async def serve(self, session: ClientSession, request: int, asked: control_pb2.MoveRequest) -> control_pb2.Done:
         """Takes one step; errors as of the methods of ``LeavingStores`` and ``ArrivingStores``."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, PeerLostError
+from tdserve.base.errors import InvalidRequestError
 from tdserve.base.failpoints import reach
 from tdserve.base.ids import check_text
 from tdserve.messages.content import MAX_SAMPLE_ROWS, make_rows_layout
@@ -179,7 +179,7 @@ class Samples:
         await call.make_ready()
         if asked.asks_mass:
             return _answer_mass(call)
-        _check_session(session)
+        session.check_open()
         if asked.is_lease:
             self._leasing.setdefault(session.number, set()).add(store.record.uid)
         return await (self._send_expected(call) if asked.message_nbytes else self._send_awaited(call))
@@ -210,7 +210,7 @@ class Samples:
             while parts[-1].num_missing:
                 await asyncio.sleep(0)
                 store.check_present()
-                _check_session(call.session)
+                call.session.check_open()
                 await call.make_ready()
                 more = store.get_table().draw_more(parts[-1], call.part_rows, rng=self._rng)
                 if more is None:
@@ -367,12 +367,6 @@ def _answer_mass(call: _SampleCall) -> control_pb2.Done:
         is_final=is_final,
         counts=make_counts(call.store),
     )
-
-
-def _check_session(session: ClientSession) -> None:
-    """Raises PeerLostError if the session has ended: nobody would give back its leases."""
-    if session.ended.is_set():
-        raise PeerLostError(peer=f"session {session.number}", reason="it has ended")
 
 
 def _check_current(store: OpenedStore, table: Table, asked: control_pb2.SampleRequest) -> None:
