@@ -79,12 +79,10 @@ class Extends:
         if store.spec.values:  # a later extend would overtake the retry of one that fails for lack of it
             await _wait_for_start(self._values_worker, session, deadline)
         reservation = await reserve_rows(session, store, asked.num_rows, deadline)
-        if store.lost:
-            with self._stores.db.begin_transaction(is_decided=True) as txn:
-                txn.update("pending", store.lost.replace_written(RowSet.from_rows(reservation.rows), ()))
         rows = RowsToFill(store, reservation, asked)
-        reach("extend.reserved")
         try:
+            self._forget_lost(rows)
+            reach("extend.reserved")
             arrival = await self._fill(session, request, rows, columns)
             done = await self._commit(session, request, rows, policy_versions, arrival)
         except BaseException:
@@ -96,6 +94,19 @@ class Extends:
         if asked.wished_claim and (claim := self._claiming.offer(session, store, asked)) is not None:
             done.claim.CopyFrom(claim)
         return done
+
+    def _forget_lost(self, rows: RowsToFill) -> None:
+        """Takes reserved rows off the list of lost ones: nobody reads what they had."""
+        lost = rows.store.lost
+        before = lost.overwrites
+        if not before:
+            return
+        try:
+            with self._stores.db.begin_transaction(is_decided=True) as txn:
+                txn.update("pending", lost.replace_written(RowSet.from_rows(rows.reservation.rows), ()))
+        except BaseException:
+            lost.overwrites = before
+            raise
 
     async def _check_and_decode(
         self, session: ClientSession, request: int, store: OpenedStore, asked: control_pb2.ExtendRequest

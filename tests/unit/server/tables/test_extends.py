@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
@@ -11,14 +12,17 @@ from tdserve.base.errors import (
     CapacityError,
     DeadlineExceededError,
     InvalidRequestError,
+    LocalProtocolError,
     RemoteProtocolError,
     SpecMismatchError,
 )
 from tdserve.messages.content import MAX_SAMPLE_ROWS, make_rows_layout
 from tdserve.messages.row_numbers import decode_rows
+from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
 from tdserve.rules.replay.conditions import PLAIN
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.v1 import control_pb2
 from tdserve.values.value_columns import decode_block
 from tests.unit.server.replaying import in_line, path
@@ -57,6 +61,17 @@ def read(world: World, run: Loop, store: OpenedStore, index: Any = ()) -> contro
     done = run(world.row_reads.read(world.session(), 1, asked))
     assert done is not None
     return done
+
+
+def test_extend_when_lost_rows_cannot_be_taken_off_the_record_then_nothing_is_reserved_and_they_stay_lost(
+    world: World, run: Loop, store: OpenedStore
+) -> None:
+    overwrite = Overwrite(store.record.uid, "x" * 512, 1, RowSet.from_rows(np.array([4, 5])), ())  # too long for a key
+    store.lost.overwrites.append(overwrite)
+    with pytest.raises(LocalProtocolError):
+        extend(world, run, store, rows(10, 5), 1)
+    assert store.get_table().ring.num_reserved == 0
+    assert store.lost.overwrites == [overwrite]
 
 
 def test_extend_when_committed_then_live_and_read_back(world: World, run: Loop, store: OpenedStore) -> None:
