@@ -255,7 +255,7 @@ class TableClaim:
         self._enter(_ClaimState.SETTLED)
         self._active.pop(self.num, None)
         self.table.claims.remove(self)
-        if not self._store.waiters.is_away:
+        if not self._store.waiters.is_gone:
             self._stores.db.delete("pending", self._record.key)
         self._file.unlink()
         self._store.waiters.wake()

@@ -86,7 +86,7 @@ class Checksums:
         uid = store.record.uid
         if self._waiting.get(uid) == version.version:  # else a newer version has replaced it
             del self._waiting[uid]
-            if not store.waiters.is_away:
+            if not store.waiters.is_gone:
                 self._begin(store, version, make_ref, worker)
 
     def _begin(self, store: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker) -> None:
@@ -125,7 +125,7 @@ class Checksums:
         uid = store.record.uid
         if self._making.get(uid, (0, None))[1] is done:
             del self._making[uid]
-        if done.cancelled() or done.exception() is not None or store.waiters.is_away:
+        if done.cancelled() or done.exception() is not None or store.waiters.is_gone:
             return  # readers get the version whole
         content = done.result().checksums
         versions = store.get_versions()

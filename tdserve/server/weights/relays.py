@@ -303,7 +303,7 @@ class Relays:
         if not trees.fanout.num_links:
             trees.nbytes.clear()
             trees.checksums.clear()
-            if trees.store.waiters.is_away:
+            if trees.store.waiters.is_gone:
                 self._trees.pop(trees.store.record.uid, None)
 
     def _release(self, trees: _Trees, released: list[Placement]) -> None:

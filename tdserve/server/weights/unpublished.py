@@ -53,5 +53,5 @@ class Unpublished:
 
     def give_up(self, store: OpenedStore) -> None:
         """Handles a publish that was aborted: removes its store unless it has a version, or may still get one."""
-        if store.record.loading and not store.waiters.is_away and store.get_versions().is_unused:
+        if store.record.loading and not store.waiters.is_gone and store.get_versions().is_unused:
             self._stores.discard(store.record)

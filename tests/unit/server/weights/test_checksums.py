@@ -176,6 +176,19 @@ def test_make_when_the_store_is_deleted_meanwhile_then_nothing_happens(weights: 
     assert weights.world.db.get("states", store.record.uid.encode()) is None
 
 
+def test_make_when_the_store_is_sealed_meanwhile_then_made_all_the_same(weights: Weights, run: Loop) -> None:
+    version = weights.publish(7, 1)
+
+    async def scenario() -> None:
+        weights.begin(version)
+        weights.store.waiters.begin_seal("w")
+        await weights.settle()
+        weights.store.waiters.end_seal()
+
+    run(scenario())
+    assert weights.store.get_versions().get_checksums(version) is not None
+
+
 def test_make_when_the_next_version_comes_at_once_then_only_that_one_gets_them(weights: Weights, run: Loop) -> None:
     first, second = weights.publish(1, 7), weights.publish(2, 7)
 
