@@ -64,7 +64,7 @@ class RowChanges:
                 num_rows = await _apply(session, store, kind, asked)
             else:
                 num_rows = departure.num_rows
-            store.check_present()
+            store.waiters.check_not_gone()  # a seal waits: what has been changed is recorded, or a retry would differ
             done = control_pb2.Done(num_rows=num_rows, counts=make_counts(store, departure=departure))
             # One that is not on record must not be carried out: its retry after a crash would be refused.
             is_decided = kind != "acknowledge"

@@ -18,6 +18,7 @@ from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import Departure
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.table import Table
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.departure_records import save_departure
 from tdserve.server.requests import Requests
@@ -213,6 +214,26 @@ def test_give_back_when_a_session_is_not_done_then_others_have_the_rows(
     sample(world, run, store, 6, world.session(1), is_lease=True)
     assert change(world, run, 2, give_back=leased(3, 1)).num_rows == 2
     assert sorted(sample(world, run, store, 2, world.session(2), is_lease=True)["index"]) == [1, 3]
+
+
+def test_give_back_when_a_seal_comes_in_between_then_its_answer_has_all_rows(
+    world: World, run: Loop, store: OpenedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Table, "step_rows", 1)
+    session, leases = world.session(1), store.get_table().selectors.leases
+    sample(world, run, store, 6, session, is_lease=True)
+
+    async def scenario() -> control_pb2.Done:
+        asked = control_pb2.ChangeRequest(store="r", give_back=leased(*range(6)))
+        changing = asyncio.create_task(world.changes.change(session, 2, asked))
+        while leases.num_leased == 6:  # noqa: ASYNC110 (it has begun in a turn or two)
+            await asyncio.sleep(0)
+        assert leases.num_leased
+        store.waiters.begin_seal("r")
+        return await changing
+
+    assert run(scenario()).num_rows == 6
+    assert world.answers.find_answer(session.client_id, 2) is not None
 
 
 def test_lease_when_its_table_is_deleted_then_the_session_keeps_nothing_of_it(world: World, run: Loop) -> None:
