@@ -122,6 +122,11 @@ class Seals:
         if not self._num_requests[name]:
             del self._num_requests[name]
 
+    def count_task(self, name: str, task: asyncio.Task[None]) -> None:
+        """Counts a task that a request for a store has started, and that may outlast it, as a request of its own."""
+        self._num_requests[name] += 1
+        task.add_done_callback(lambda _: self.end(name))
+
     def is_idle(self, name: str, *, num_own: int = 0) -> bool:
         """Returns whether no request for a store is under way, but so many of the caller's own."""
         return self._num_requests.get(name, 0) <= num_own

@@ -70,6 +70,7 @@ class Discarding:
             discarding = self._discard(store, table.discard_in_pieces(max_lag, group=group))
             task = asyncio.get_running_loop().create_task(discarding, name="tdserve-discarding")
             task.add_done_callback(retrieve_exception)
+            self._stores.seals.count_task(store.name, task)
             self._under_way[uid] = task
             return False
         if table.discard(max_lag, group=group):

@@ -341,6 +341,7 @@ class Samples:
         """Takes all steps that end a sample, even if the caller is cancelled meanwhile."""
         if is_long:
             task = asyncio.create_task(run_in_turns(steps), name="tdserve-settling")
+            self._stores.seals.count_task(store.name, task)
             self._settling.add(task)
             task.add_done_callback(self._settling.discard)
             task.add_done_callback(lambda _: store.waiters.wake())

@@ -9,16 +9,22 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, InvalidSpecError, WrongStateError
+from tdserve.rules.replay.conditions import PLAIN
 from tdserve.rules.replay.limiter import Queue
 from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.staleness import UNKNOWN
+from tdserve.rules.replay.table import Table
 from tdserve.server import descriptions
 from tdserve.server.kinds.policies import refresh_staleness, wake_followers
+from tdserve.server.moves.sealing import Sealing
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.seals import Seal
 from tdserve.server.tables.arrivals import decode_extend_columns
+from tdserve.server.tables.discarding import Discarding
 from tdserve.server.tables.policy_versions import ExtendPolicyVersions, adopt_reported_policy
 from tdserve.structure import codec
 from tdserve.structure.capture import capture
@@ -192,6 +198,27 @@ def test_publish_when_a_taker_and_a_writer_wait_for_each_other_then_it_discards_
     taken, _ = run(exchange())
     assert taken.accepted.num_rows == 4
     assert described(world, made).num_discarded == 3
+
+
+def test_discards_when_a_seal_comes_amid_them_then_it_waits_for_their_end(
+    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Table, "step_rows", 1)
+    table = create(world, run, capacity=4, sampler=Fifo(), limiter=Queue(4), is_queue=True, policy="p")
+    publish(world, run)
+    extend(world, run, table, rows(0, 4))
+    publish(world, run)
+    sealing, seal, rules = Sealing(world.stores), Seal(3, f"{7:032x}"), table.get_table()
+
+    async def scenario() -> None:
+        assert not Discarding(world.stores).refresh(table, 0, PLAIN)  # they go on, even if the sample gives up
+        assert rules.count_too_old(0) == 4
+        sealing.begin(table, seal)
+        await sealing.wait_at_rest(table, seal, Deadline.after(20.0))
+        assert not rules.count_too_old(0)
+        sealing.end(table.name, seal)
+
+    run(scenario())
 
 
 def test_followers_when_a_table_is_deleted_then_it_is_forgotten(world: World, run: Loop, made: OpenedStore) -> None:
