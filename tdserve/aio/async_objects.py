@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 from tensordict import TensorDictBase
 
 from tdserve.aio.async_calls import WRAPPERS, Calls, OpeningCall
-from tdserve.base.errors import TDServeError
+from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.client.session.awaitable_future import AwaitableFuture
 
 if TYPE_CHECKING:
@@ -35,16 +35,11 @@ def make_coroutine(
     """Makes a coroutine function of a method, with the same arguments; a ``timeout_s`` covers the wait for a thread."""
 
     async def call(self: Any, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        begun_s = time.monotonic()
-
-        def call_in_thread() -> _Result:
-            timeout_s: Any = kwargs.get("timeout_s")
-            if isinstance(timeout_s, (int, float)) and timeout_s > 0:
-                kwargs["timeout_s"] = max(timeout_s - (time.monotonic() - begun_s), 0.0)
+        def call_method(*args: Any, **kwargs: Any) -> _Result:
             made: _Result = getattr(self.sync, method.__name__)(*args, **kwargs)
             return made
 
-        result: _Result = await self._run(call_in_thread, method.__name__)
+        result: _Result = await self._run(_take_wait_off(call_method, args, kwargs), method.__name__)
         return result
 
     update_wrapper(call, method)
@@ -69,13 +64,57 @@ def make_opening(
 
     Arguments as of ``make_handle_coroutine``.
     """
-    call: Callable[..., Coroutine[Any, Any, Any]] = make_handle_coroutine(method, kind)
+    return open_result(make_coroutine(method), kind)
+
+
+def open_result(
+    call: Callable[Concatenate[Any, _Parameters], Coroutine[Any, Any, Any]], kind: type[_Opened]
+) -> Callable[Concatenate[Any, _Parameters], OpeningCall[_Opened]]:
+    """Makes a function that returns the ``OpeningCall`` of a coroutine function's result.
+
+    Args:
+        kind: As of ``make_handle_coroutine``.
+    """
 
     def begin(self: Any, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> OpeningCall[_Opened]:
         return OpeningCall(call(self, *args, **kwargs))
 
-    update_wrapper(begin, method)
+    update_wrapper(begin, call)
     return begin
+
+
+def make_function_coroutine(
+    function: Callable[Concatenate[Any, _Parameters], _Result], *, gives_up: bool = True
+) -> Callable[Concatenate[Any, _Parameters], Coroutine[Any, Any, _Result]]:
+    """Makes a coroutine function of a function whose first argument is a client; as ``make_coroutine``.
+
+    Args:
+        gives_up: As the attribute of ``AsyncObject``.
+    """
+
+    async def call(client: Any, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        if not isinstance(client, AsyncObject):
+            reason = f"a {type(client).__name__} is none of tdserve.aio; give what tdserve.aio.connect returns"
+            raise InvalidRequestError(argument="client", reason=reason)
+        waiting = _take_wait_off(partial(function, client.sync), args, kwargs)
+        result: _Result = await client._calls.run(waiting, gives_up=gives_up)
+        return result
+
+    update_wrapper(call, function)
+    return call
+
+
+def _take_wait_off(call: Callable[..., _Result], args: Any, kwargs: dict[str, Any]) -> Callable[[], _Result]:
+    """Returns a call that is made later, in a thread, with what is left then of its ``timeout_s``."""
+    begun_s = time.monotonic()
+
+    def call_in_thread() -> _Result:
+        timeout_s = kwargs.get("timeout_s")
+        if isinstance(timeout_s, (int, float)) and timeout_s > 0:
+            kwargs["timeout_s"] = max(timeout_s - (time.monotonic() - begun_s), 0.0)
+        return call(*args, **kwargs)
+
+    return call_in_thread
 
 
 class AsyncObject:

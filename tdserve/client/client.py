@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
@@ -580,7 +582,12 @@ class Client(TensorDictClient):
         wanted = make_wanted(
             name, newer_than, out=out, into=into, select=select, device=device, copy=copy, dtype=dtype, numpy=numpy
         )
-        return Subscription(self, self._pulls, wanted, timeout_s=timeout_s)
+        wanted.check()
+
+        def pull(newer_than: int | None, step: Deadline, _: Deadline) -> Weights | None:
+            return self._pulls.pull(replace(wanted, newer_than=newer_than), step)
+
+        return Subscription(name, pull, partial(self.deadline, timeout_s), newer_than=newer_than)
 
     # ------------------------------------------------------------ groups
 

@@ -3,6 +3,7 @@
 >>> from tdserve import dtensor
 >>> version = dtensor.publish(client, "policy", model)  # in every rank: each sends its own shards
 >>> dtensor.latest(client, "policy", into=other_model)  # in any process: it reads what it needs of them
+>>> for weights in dtensor.subscribe(client, "policy", into=other_model): ...  # each version that comes
 
 A version of ``policy`` is an index. The shards are versions of ``policy.part-0``, ``policy.part-1`` and so on, one for
 each rank that publishes; so they are spread over the servers of a cluster.
@@ -11,19 +12,23 @@ each rank that publishes; so they are spread over the servers of a cluster.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, SpecMismatchError, StoreNotFoundError, TDServeError
+from tdserve.base.ids import check_store_name
+from tdserve.base.integers import check_version
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_client import ClusterClient
 from tdserve.client.session.call_deadline import begin_call, within
 from tdserve.client.weights.pulls import Weights
+from tdserve.client.weights.subscription import Subscription
 from tdserve.dtensor.sharded_publish import Ranks, ShardedPublish, check_client, list_stored_parts
 from tdserve.dtensor.sharded_reads import GONE, check_fit, find_newest, find_version, read_into
 from tdserve.dtensor.state_leaves import StateLeaves, collect_leaves
 
-__all__ = ["delete", "latest", "publish", "version"]
+__all__ = ["delete", "latest", "publish", "subscribe", "version"]
 
 AnyClient = Client | ClusterClient
 
@@ -113,14 +118,67 @@ def latest(
     """
     check_client(client)
     deadline = _make_deadline(client, timeout_s)
+    return _read_newest(client, name, newer_than, deadline, deadline, into=into, strict=strict)
+
+
+def subscribe(
+    client: AnyClient,
+    name: str,
+    *,
+    into: Any,
+    newer_than: int | None = None,
+    timeout_s: float | None = None,
+    strict: bool = True,
+) -> Subscription:
+    """Follows some weights, as ``Client.subscribe`` does: each step fills ``into`` with the newest version above the
+    last one, as ``latest`` does; no collective, so the steps of several processes may bring different versions.
+
+    A step that finds that a part is gone waits for the next version. A version that does not fit is raised again by
+    each step, until there is another.
+
+    Args:
+        client: The client.
+        name: Name of the weights.
+        into: As of ``latest``.
+        newer_than: Begins above this version.
+        timeout_s: For each wait, which ends in DeadlineExceededError; the next step waits again. ``math.inf`` waits
+            without end.
+        strict: As of ``latest``.
+
+    Raises:
+        InvalidRequestError, NotSupportedError: ``into`` cannot be filled. The steps raise as ``latest`` does.
+    """
+    check_client(client)
+    check_store_name(name)
+    if newer_than is not None:
+        check_version("newer_than", newer_than)
+    collect_leaves(into, store=name, is_destination=True)
+
+    def pull(newer_than: int | None, step: Deadline, deadline: Deadline) -> Weights | None:
+        return _read_newest(client, name, newer_than, step, deadline, into=into, strict=strict)
+
+    return Subscription(name, pull, partial(_make_deadline, client, timeout_s), newer_than=newer_than)
+
+
+def _read_newest(
+    client: AnyClient,
+    name: str,
+    newer_than: int | None,
+    step: Deadline,
+    deadline: Deadline,
+    *,
+    into: Any,
+    strict: bool,
+) -> Weights | None:
+    """Waits for a version until ``step``, which may be the deadline, and reads it; see ``latest``."""
     state = collect_leaves(into, store=name, is_destination=True)
     lost: TDServeError | None = None
     while True:
         try:
-            with within(deadline):
+            with within(step):
                 found = find_newest(client, name, newer_than)
         except DeadlineExceededError:
-            if lost is None:
+            if lost is None or step is not deadline:
                 raise
             found = None
         if found is None:

@@ -273,8 +273,10 @@ def check_client(client: Any) -> None:
         InvalidRequestError: It is another, such as one of ``tdserve.aio``.
     """
     if not isinstance(client, (Client, ClusterClient)):
-        reason = f"a {type(client).__name__} does not do; give what tdserve.connect returns, and call this in a thread"
-        raise InvalidRequestError(argument="client", reason=f"{reason} of an asyncio program: asyncio.to_thread")
+        reason = f"a {type(client).__name__} does not do; give what tdserve.connect returns"
+        raise InvalidRequestError(
+            argument="client", reason=f"{reason}; tdserve.aio.dtensor takes a client of tdserve.aio"
+        )
 
 
 def list_stored_parts(client: Client | ClusterClient, name: str, first_rank: int = 0) -> list[str]:

@@ -209,6 +209,7 @@ def read_into(client: Client | ClusterClient, found: FoundVersion, state: StateL
         if name not in found.contents.leaves:
             numbers = [(local, _convert_number(found.contents.values[name], local)) for _, local in own.held]
             copies += [_Copy(name, local, number) for local, number in numbers if number is not None]
+    state.reshard()  # a pass in another thread, or of another task, may have gathered parameters meanwhile
     with torch.no_grad():
         # Of leaves that share memory, as tied parameters do, the last name's is what stays, and as a whole.
         for each in sorted(copies, key=lambda found: found.leaf.split(".")):

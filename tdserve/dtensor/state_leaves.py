@@ -49,11 +49,18 @@ class StateLeaves:
         leaves: Its tensors by name, nested ones with dots.
         values: What is no tensor, by name.
         setters: What replaces each of these values.
+        gathering: Its modules whose passes gather their parameters.
     """
 
     leaves: dict[str, StateLeaf] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     setters: dict[str, Set] = field(default_factory=dict)
+    gathering: list[FSDPModule] = field(default_factory=list)
+
+    def reshard(self) -> None:
+        """Frees what passes have gathered: the next one takes the parameters that the optimizer changes."""
+        for module in self.gathering:
+            module.reshard()
 
 
 def collect_leaves(content: Any, *, store: str, is_destination: bool = False) -> StateLeaves:
@@ -72,7 +79,8 @@ def collect_leaves(content: Any, *, store: str, is_destination: bool = False) ->
         argument = "into" if is_destination else "content"
         reason = f"a {type(content).__name__} is no nn.Module, dict or TensorDict"
         raise InvalidRequestError(argument=argument, reason=reason)
-    found = StateLeaves()
+    found = StateLeaves(gathering=[*_iter_gathering(content)])
+    found.reshard()
     for key, item, setter in _iter_entries(content, "", store, is_destination):
         if key in found.leaves or key in found.values:
             raise InvalidRequestError(argument="content", reason=f"two of its leaves have the name {key!r}")
@@ -105,6 +113,14 @@ def _has_overlap(local: torch.Tensor) -> bool:
     """Returns whether torch would refuse to copy to it."""
     sizes = zip(local.stride(), local.shape, strict=True)
     return not local.is_contiguous() and any(stride == 0 and size > 1 for stride, size in sizes)
+
+
+def _iter_gathering(content: Any) -> Iterator[FSDPModule]:
+    if isinstance(content, nn.Module):
+        yield from (each for each in content.modules() if isinstance(each, FSDPModule))
+    elif isinstance(content, Mapping):
+        for item in content.values():
+            yield from _iter_gathering(item)
 
 
 def _is_node(item: Any) -> bool:
@@ -163,9 +179,6 @@ def _iter_module(module: nn.Module, prefix: str, store: str, is_destination: boo
             feature=f"key {prefix + key!r} of weights {store!r}, extra state of a module,",
             reason="give the module's state_dict(), which has it; load_state_dict() takes what was read into one",
         )
-    for each in module.modules():
-        if isinstance(each, FSDPModule):
-            each.reshard()  # the parameters that the optimizer changes, not those that were gathered for a pass
     for name_all in (module.named_parameters, module.named_buffers):
         for key, tensor in name_all(remove_duplicate=False):
             yield prefix + key, tensor, _set_nothing

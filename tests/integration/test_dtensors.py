@@ -283,7 +283,7 @@ def test_client_and_metadata_when_of_another_kind_then_refused(
     client: tdserve.Client, name: str, net: nn.Linear
 ) -> None:
     other: Any = tdserve.aio.AsyncClient(client)
-    message = r"client.*give what tdserve\.connect returns.*to_thread"
+    message = r"client.*give what tdserve\.connect returns.*tdserve\.aio\.dtensor"
     with pytest.raises(tdserve.InvalidRequestError, match=message):
         dtensor.publish(other, name, net)
     with pytest.raises(tdserve.InvalidRequestError, match=message):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -146,10 +146,6 @@ def make_wanted(name: str, newer_than: int | None = None, *, dtype: Any, select:
     return Wanted(name, newer_than, dtype=get_dtype_name(dtype), select=chosen, **options)
 
 
-Watch = Callable[[Session, int], None]
-"""Called with every request before it is sent; may raise to cancel the call."""
-
-
 class Pulls:
     """The pulls of one client. Threads: safe.
 
@@ -162,10 +158,10 @@ class Pulls:
         self._known: NewestNames[Spec] = NewestNames()
         self._held = HeldVersions()
 
-    def pull(self, wanted: Wanted, deadline: Deadline, watch: Watch | None = None) -> Weights | None:
+    def pull(self, wanted: Wanted, deadline: Deadline) -> Weights | None:
         """Gets a version; None if there is nothing newer and the call does not wait; see ``Client.latest``."""
         wanted.check()
-        attempt = _Attempt(self._client, wanted, self._known, self._held, watch)
+        attempt = _Attempt(self._client, wanted, self._known, self._held)
         try:
             found = self._client.call(attempt, deadline)
         except VersionNotFoundError as error:
@@ -207,13 +203,11 @@ class _Attempt:
         wanted: Wanted,
         known: NewestNames[Spec],
         held: HeldVersions,
-        watch: Watch | None,
     ) -> None:
         self._client = client
         self._wanted = wanted
         self._known = known
         self._held = held
-        self._watch = watch
         self._other_version = 0  # to be asked for instead of the newest, because its structure is known now
         # Checksums are those of the published dtypes, and what is held is a whole version.
         self._wants_all = bool(wanted.dtype) or wanted.select is not None
@@ -247,8 +241,6 @@ class _Attempt:
     ) -> Weights | None:
         wanted = self._wanted
         spec = self._known.get(wanted.name)
-        if self._watch is not None:
-            self._watch(session, request)
         holds = 0 if self._wants_all else self._held.find_last(wanted.name, has_place=wanted.has_place)
         message = wanted.request(spec, holds, deadline)
         message.relays = True

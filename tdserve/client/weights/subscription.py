@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable
 from threading import Lock
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError, TDServeError, TransportError
+from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError, TDServeError
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.call_conditions import may_repeat
-from tdserve.client.session.session import Session
-from tdserve.client.session.session_client import SessionClient
-from tdserve.client.weights.pulls import Pulls, Wanted, Weights
+from tdserve.client.session.cancellation import Cancellation
+from tdserve.client.weights.pulls import Weights
 
 STEP_S = 5.0
 """Longest wait of one request, which another follows. If no server is there to cancel the request, a closed
 subscription is noticed after this time."""
 
 MIN_STEP_S = 0.001
+
+Pull = Callable[[int | None, Deadline, Deadline], Weights | None]
+"""Gets the newest version above a number; None if there is none and it does not wait. Waits for one until the first
+deadline, and for its content until the second."""
 
 
 @leave_modes_in_calls
@@ -28,21 +30,20 @@ class Subscription:
     Threads: one iterates; any may close.
 
     Args:
-        client: The client.
-        pulls: Gets the versions.
-        wanted: Which weights, and where they go.
-        timeout_s: For each wait; None is the client's default.
+        name: Name of the weights, for errors.
+        pull: Gets the versions.
+        begin: Returns the deadline of a wait that begins.
+        newer_than: Begins above this version.
     """
 
-    def __init__(self, client: SessionClient, pulls: Pulls, wanted: Wanted, *, timeout_s: float | None) -> None:
-        wanted.check()
-        self._client = client
-        self._pulls = pulls
-        self._wanted = wanted
-        self._timeout_s = timeout_s
+    def __init__(self, name: str, pull: Pull, begin: Callable[[], Deadline], *, newer_than: int | None) -> None:
+        self._name = name
+        self._pull = pull
+        self._begin = begin
+        self._newer_than = newer_than
         self._lock = Lock()
         self._is_closed = False
-        self._under_way: tuple[Session, int] | None = None
+        self._under_way: Cancellation | None = None
 
     def __iter__(self) -> Subscription:
         return self
@@ -55,10 +56,11 @@ class Subscription:
             DeadlineExceededError: There was none in time; may be called again.
             TDServeError: As raised by ``Client.latest``; may be called again.
         """
-        deadline = self._client.deadline(self._timeout_s)
-        while not self._is_closed:
+        deadline = self._begin()
+        while (cancellation := self._begin_step()) is not None:
             try:
-                found = self._pulls.pull(self._wanted, _make_step(deadline), self._watch)
+                with cancellation.watch():
+                    found = self._pull(self._newer_than, _make_step(deadline), deadline)
             except ForkedClientError:
                 raise
             except ClosedError:
@@ -73,10 +75,10 @@ class Subscription:
                 with self._lock:
                     self._under_way = None
             if found is None:  # asked without waiting
-                raise DeadlineExceededError(what=f"a version of {self._wanted.name!r}", timeout_s=self._timeout_s)
+                raise DeadlineExceededError(what=f"a version of {self._name!r}", timeout_s=deadline.timeout_s)
             if self._is_closed:
                 break
-            self._wanted = replace(self._wanted, newer_than=found.version)
+            self._newer_than = found.version
             return found
         raise StopIteration
 
@@ -86,9 +88,7 @@ class Subscription:
             self._is_closed = True
             under_way, self._under_way = self._under_way, None
         if under_way is not None:
-            session, request = under_way
-            with suppress(TransportError):
-                session.cancel(request)
+            under_way.cancel()
 
     def __enter__(self) -> Subscription:
         return self
@@ -96,12 +96,11 @@ class Subscription:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _watch(self, session: Session, request: int) -> None:
-        """Raises ClosedError for a request whose subscription is closed."""
+    def _begin_step(self) -> Cancellation | None:
+        """Returns what cancels the requests of a step; None if the subscription is closed."""
         with self._lock:
-            if self._is_closed:
-                raise ClosedError(what="the subscription")
-            self._under_way = session, request
+            self._under_way = None if self._is_closed else Cancellation()
+            return self._under_way
 
 
 def _make_step(deadline: Deadline) -> Deadline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import tdserve
 from tdserve import dtensor
 from tests.integration.cluster.names import next_name
 from tests.integration.forked_clients import ForkedClients
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -47,3 +49,21 @@ def test_parts_when_several_servers_have_them_then_readers_join_them(
     assert found is not None
     assert found.version == 2
     assert all(bool((leaf == 2).all()) for leaf in into.values())
+
+
+def test_subscription_when_closed_while_another_thread_waits_then_the_iteration_ends(
+    user: tdserve.ClusterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tdserve.client.weights.subscription.STEP_S", 40.0)
+    name, *_ = name_apart(user)
+    into = {"a": torch.zeros(2)}
+    with dtensor.subscribe(user, name, into=into, timeout_s=20.0) as versions, ThreadPoolExecutor(1) as thread:
+        for number in (1, 2):
+            dtensor.publish(user, name, {"a": torch.full((2,), float(number))})
+            assert next(versions).version == number
+            assert into["a"].tolist() == [number] * 2
+        later = thread.submit(lambda: next(versions, None))
+        wait_for(lambda: user.describe(name).num_waiting, "a request")
+        versions.close()
+        assert later.result(20.0) is None
+    dtensor.delete(user, name)
