@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -53,20 +54,36 @@ class Region(NamedTuple):
         return tuple(map(sum, zip(self.offsets, self.sizes, strict=True)))
 
 
+Place = tuple[Region, tuple[slice, ...]]
+"""A box of a tensor, and its index in the local tensor."""
+
+NUM_REMEMBERED = 4096
+"""How many shapes, each with its cuts, a process does not cut again."""
+
+
+class Cut(NamedTuple):
+    """What a placement does to a dimension: see ``_cut``."""
+
+    dim: int
+    number: int
+    num_chunks: int
+    split_factor: int
+
+
 def make_whole(shape: Sequence[int]) -> Region:
     """Returns the box of all elements of a tensor."""
     return Region((0,) * len(shape), tuple(shape))
 
 
-def list_regions(tensor: DTensor, key: str, *, store: str = "") -> list[tuple[Region, tuple[slice, ...]]]:
+def list_regions(tensor: DTensor, key: str, *, store: str = "") -> Sequence[Place]:
     """Returns the boxes that this rank has of a tensor, each with its index in the local tensor; none for a rank that
     is not in the mesh.
 
     Raises:
         NotSupportedError: A placement is ``Partial``, or unknown. The error names the key.
     """
-    runs: list[list[Run]] = [[(0, size)] for size in tensor.shape]
     coordinate = tensor.device_mesh.get_coordinate()
+    cuts: list[Cut] = []
     for number, placement in enumerate(tensor.placements):
         if isinstance(placement, Replicate):
             continue
@@ -75,19 +92,27 @@ def list_regions(tensor: DTensor, key: str, *, store: str = "") -> list[tuple[Re
             raise _make_refusal(placed, key, store)
         if coordinate is not None:
             num_chunks = int(tensor.device_mesh.size(number))
-            split_factor = int(getattr(placed, "split_factor", 1))
-            runs[placed.dim] = _cut(runs[placed.dim], coordinate[number], num_chunks, split_factor)
+            cuts.append(Cut(placed.dim, coordinate[number], num_chunks, int(getattr(placed, "split_factor", 1))))
     if coordinate is None:
         return []
-    found = list(_combine(runs))
-    local_shape = tuple(sum(size for _, size in each) for each in runs)
-    if local_shape != tuple(tensor.to_local().shape):
-        reason = f"its local tensor has shape {tuple(tensor.to_local().shape)}, and its placements {local_shape}"
+    local_shape, found = _cut_all(tuple(tensor.shape), tuple(cuts))
+    actual_shape = tuple(get_local(tensor).shape)
+    if local_shape != actual_shape:
+        reason = f"its local tensor has shape {actual_shape}, and its placements {local_shape}"
         raise NotSupportedError(feature=f"key {key!r} of weights {store!r}, a DTensor", reason=reason)
     return found
 
 
-def _combine(runs: Sequence[Sequence[Run]]) -> Iterator[tuple[Region, tuple[slice, ...]]]:
+@lru_cache(NUM_REMEMBERED)
+def _cut_all(shape: tuple[int, ...], cuts: tuple[Cut, ...]) -> tuple[tuple[int, ...], tuple[Place, ...]]:
+    """Returns the shape of the local tensor, and the boxes in it. Layers have the same few shapes at each publish."""
+    runs: list[list[Run]] = [[(0, size)] for size in shape]
+    for cut in cuts:
+        runs[cut.dim] = _cut(runs[cut.dim], cut.number, cut.num_chunks, cut.split_factor)
+    return tuple(sum(size for _, size in each) for each in runs), tuple(_combine(runs))
+
+
+def _combine(runs: Sequence[Sequence[Run]]) -> Iterator[Place]:
     """Yields each combination of runs of the dimensions, but for those that are empty."""
     places = []
     for each in runs:
