@@ -76,17 +76,27 @@ class ShardedIndex:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self) -> str:
-        """Returns the index without the values, as JSON.
+        """Returns the index without the values, as JSON."""
+        return encode_index(self.publication, self.parts, encode_leaves(self.leaves))
 
-        It has no names of parts, so that it stays right when all of them are restored under other names.
-        """
-        leaves = {
-            name: [leaf.dtype, leaf.shape, [[piece.part, piece.key[0], *piece.region] for piece in leaf.pieces]]
-            for name, leaf in self.leaves.items()
-        }
-        parts = [(part.version, part.num_pieces) for part in self.parts]
-        found = {"format": FORMAT, "publication": self.publication, "parts": parts, "leaves": leaves}
-        return json.dumps(found, separators=(",", ":"))
+
+def encode_index(publication: str, parts: Sequence[PartVersion], leaves: str) -> str:
+    """Returns an index as JSON, with leaves that ``encode_leaves`` has returned.
+
+    It has no names of parts, so that it stays right when all of them are restored under other names.
+    """
+    versions = [(part.version, part.num_pieces) for part in parts]
+    head = json.dumps({"format": FORMAT, "publication": publication, "parts": versions}, separators=(",", ":"))
+    return f'{head[:-1]},"leaves":{leaves}}}'
+
+
+def encode_leaves(leaves: Mapping[str, IndexedLeaf]) -> str:
+    """Returns the leaves of an index as JSON; they take longer than the rest, and seldom change."""
+    found = {
+        name: [leaf.dtype, leaf.shape, [[piece.part, piece.key[0], *piece.region] for piece in leaf.pieces]]
+        for name, leaf in leaves.items()
+    }
+    return json.dumps(found, separators=(",", ":"))
 
 
 def decode_index(text: str, values: Mapping[str, Any], *, store: str) -> ShardedIndex:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeVar
 
@@ -30,16 +30,8 @@ from tdserve.client.cluster.cluster_client import ClusterClient
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.description import VersionInfo
 from tdserve.client.weights.module_misfits import SHARDED
-from tdserve.dtensor.sharded_index import (
-    IndexedLeaf,
-    IndexedPiece,
-    OwnedPiece,
-    PartVersion,
-    RankLeaf,
-    ShardedIndex,
-    assign_pieces,
-    name_part,
-)
+from tdserve.dtensor.publish_plan import OwnPiece, PublishPlan, find_plan, keep_plan, make_plan
+from tdserve.dtensor.sharded_index import PartVersion, RankLeaf, encode_index, name_part
 from tdserve.dtensor.state_leaves import StateLeaves, collect_leaves
 
 UNCLEAR = (DeadlineExceededError, TransportError, ClosedError)
@@ -107,11 +99,14 @@ class _RankState:
     """What a rank has; the first one also decides what all need.
 
     Attributes:
+        plan: Identity of the plan that this rank has kept for its leaves; "" if there is none.
+        leaves: The leaves, unless there is a plan.
         publication: Identity of the publish.
         needed: The oldest version of each part that a readable version needs.
     """
 
-    leaves: Mapping[str, RankLeaf]
+    plan: str = ""
+    leaves: Mapping[str, RankLeaf] | None = None
     publication: str = ""
     needed: Mapping[str, int] | None = None
 
@@ -131,38 +126,50 @@ class ShardedPublish:
 
     def run(self, content: Any) -> int:
         """Publishes content; see ``tdserve.dtensor.publish``."""
-        state = StateLeaves()
+        state, leaves = StateLeaves(), dict[str, RankLeaf]()
+        plan: PublishPlan | None = None
 
         def describe() -> _RankState:
-            nonlocal state
+            nonlocal state, leaves, plan
             check_client(self._client)
             check_store_name(name_part(self._name, self._ranks.size))
             state = collect_leaves(content, store=self._name)
-            return self._describe(state)
+            leaves = {
+                name: RankLeaf(leaf.dtype, leaf.shape, leaf.is_sharded, [region for region, _ in leaf.held])
+                for name, leaf in state.leaves.items()
+            }
+            plan = find_plan(self._client, self._name, leaves, self._ranks.rank, self._ranks.size)
+            return self._describe(_RankState(plan.identity) if plan is not None else _RankState(leaves=leaves))
 
         ranks = self._ranks.exchange(describe, self._deadline)
-        pieces: dict[str, list[OwnedPiece]] = {}
+        first = ranks[0]
+        if plan is None or any(each.plan != plan.identity for each in ranks):
+            plan = None
+            every = [each.leaves for each in ranks if each.leaves is not None]
+            if len(every) < len(ranks):  # some had a plan, and others not, or another
+                every = self._ranks.exchange(lambda: leaves, self._deadline)
 
         def publish_part() -> PartVersion:
-            pieces.update(assign_pieces([each.leaves for each in ranks], store=self._name))
-            return self._publish_part(state, pieces, ranks[0])
+            nonlocal plan
+            if plan is None:
+                plan = make_plan(every, self._ranks.rank, first.publication, store=self._name)
+                keep_plan(self._client, self._name, plan)
+            return self._publish_part(state, plan.own, first)
 
         parts = self._ranks.exchange(publish_part, self._deadline)
-        is_first = self._ranks.rank == 0
 
         def publish_index() -> int:
-            return self._publish_index(state, pieces, ranks, parts) if is_first else 0
+            if self._ranks.rank or plan is None:
+                return 0
+            return self._publish_index(encode_index(first.publication, parts, plan.indexed), state, first, parts)
 
         outcome = "unless that says otherwise, the last version is the newest as before"
         return self._ranks.exchange(publish_index, self._deadline, outcome=outcome)[0]
 
-    def _describe(self, state: StateLeaves) -> _RankState:
-        leaves = {
-            name: RankLeaf(leaf.dtype, leaf.shape, leaf.is_sharded, [region for region, _ in leaf.held])
-            for name, leaf in state.leaves.items()
-        }
+    def _describe(self, state: _RankState) -> _RankState:
+        """Adds what the first rank decides."""
         if self._ranks.rank:
-            return _RankState(leaves)
+            return state
         if not isinstance(self._metadata or {}, Mapping):
             reason = f"a {type(self._metadata).__name__} is no dict"
             raise InvalidRequestError(argument="metadata", reason=reason)
@@ -172,7 +179,7 @@ class ShardedPublish:
         for found in self._list_versions(self._name):
             for part, version in list_parts(found, self._name).items():
                 needed[part] = min(version, needed.get(part, version))
-        return _RankState(leaves, secrets.token_hex(8), needed)
+        return replace(state, publication=secrets.token_hex(8), needed=needed)
 
     def _list_versions(self, name: str) -> Sequence[VersionInfo]:
         try:
@@ -180,17 +187,11 @@ class ShardedPublish:
         except StoreNotFoundError:
             return ()
 
-    def _publish_part(
-        self, state: StateLeaves, pieces: Mapping[str, Sequence[OwnedPiece]], first: _RankState
-    ) -> PartVersion:
+    def _publish_part(self, state: StateLeaves, pieces: Sequence[OwnPiece], first: _RankState) -> PartVersion:
         """Publishes the pieces of this rank; version 0 if there are none."""
         part = name_part(self._name, self._ranks.rank)
-        own: dict[str, Any] = {}
-        for name, owned in pieces.items():
-            mine = [piece for piece in owned if piece.rank == self._ranks.rank]
-            if mine:
-                held = dict(state.leaves[name].held)
-                own.update({piece.key: held[piece.region] for piece in mine})
+        held = {name: dict(leaf.held) for name, leaf in state.leaves.items()}
+        own: dict[str, Any] = {piece.key: held[piece.leaf][piece.region] for piece in pieces}
         if not own:
             return PartVersion(part, 0, 0)
         # Versions of publishes that failed count too, so no fixed number would do.
@@ -204,34 +205,23 @@ class ShardedPublish:
         )
         return PartVersion(part, version, len(own))
 
-    def _publish_index(
-        self,
-        state: StateLeaves,
-        pieces: Mapping[str, Sequence[OwnedPiece]],
-        ranks: Sequence[_RankState],
-        parts: Sequence[PartVersion],
-    ) -> int:
-        leaves = {}
-        for name, owned in pieces.items():
-            leaf = next(each.leaves[name] for each in ranks if name in each.leaves)
-            indexed = [IndexedPiece(piece.rank, (piece.key,), piece.region) for piece in owned]
-            leaves[name] = IndexedLeaf(leaf.dtype, leaf.shape, indexed)
+    def _publish_index(self, index: str, state: StateLeaves, first: _RankState, parts: Sequence[PartVersion]) -> int:
         used = {str(rank): part.version for rank, part in enumerate(parts) if part.version}
-        content: dict[str, Any] = {"index": ShardedIndex(ranks[0].publication, parts, leaves).encode()}
+        content: dict[str, Any] = {"index": index}
         if state.values:
             content["values"] = state.values
-        mark = {"publication": ranks[0].publication, "parts": used}
+        mark = {"publication": first.publication, "parts": used}
         metadata = {**(self._metadata or {}), SHARDED: mark}
         try:
             version: int = self._client.publish(self._name, {SHARDED: content}, metadata=metadata, keep=self._keep)
         except StoreNotCreatedError:
             raise
         except UNCLEAR as error:
-            found = self._find_version(ranks[0].publication)
+            found = self._find_version(first.publication)
             if found is None:
                 raise _make_unclear_error(error, self._name) from error
             version = found
-        self._delete_parts({*(ranks[0].needed or {})} - {part.name for part in parts if part.version})
+        self._delete_parts({*(first.needed or {})} - {part.name for part in parts if part.version})
         return version
 
     def _find_version(self, publication: str) -> int | None:

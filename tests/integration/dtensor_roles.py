@@ -9,7 +9,6 @@ import os
 import signal
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -27,7 +26,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import tdserve
 from tdserve import dtensor
 from tdserve.base.config import check_transport
-from tests.processes import wait_for
 
 Say = Callable[..., None]
 
@@ -383,20 +381,3 @@ def die(say: Say, address: str, name: str, *, folder: str, rank: int, size: int)
         except RuntimeError:  # of torch, whose group has lost a rank
             say("noticed")
         os._exit(0)  # a group that has lost a rank does not end well
-
-
-def pass_and_follow(say: Say, address: str, name: str, *, folder: str, rank: int, size: int) -> None:
-    """Waits for a version in a thread; meanwhile a pass of the module gathers its parameters."""
-    with join(folder, rank, size), tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
-        net, plain, x = make_net(8, 1, torch.float32, 7), Net(torch.float32, 7), torch.ones(1, 4)
-        client.publish(name, plain)
-        with dtensor.subscribe(client, name, into=net, newer_than=1) as versions, ThreadPoolExecutor(1) as thread:
-            later = thread.submit(next, versions)
-            wait_for(lambda: client.describe(name).num_waiting, "a request")
-            with torch.no_grad():
-                net(x)
-            client.publish(name, plain)
-            assert later.result(TIMEOUT_S).version == 2
-        with torch.no_grad():
-            torch.testing.assert_close(net(x), plain(x))
-    say("done")

@@ -150,7 +150,7 @@ def test_subscription_when_the_server_is_killed_then_it_goes_on_with_the_next_ve
 def test_module_when_a_pass_gathers_its_parameters_during_the_wait_then_it_acts_with_the_new_ones(
     server: tdserve.Server, name: str, tmp_path: Path
 ) -> None:
-    with ForkedClients("tests.integration.dtensor_roles") as ranks:
+    with ForkedClients("tests.integration.dtensor_loop_roles") as ranks:
         child = ranks.start("pass_and_follow", server.address, name, folder=str(tmp_path), rank=0, size=1)
         assert child.rest() == ["done"]
 

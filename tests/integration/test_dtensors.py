@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[ForkedClients]:
-    with ForkedClients("tests.integration.dtensor_roles") as started:
+    with ForkedClients("tests.integration.dtensor_roles", "tests.integration.dtensor_loop_roles") as started:
         yield started
 
 
@@ -137,6 +137,14 @@ def test_publish_when_a_rank_is_killed_then_the_other_raises_and_the_last_versio
     assert found is not None
     assert found.version == 1
     assert all(is_same(into[key], full) for key, full in make_state(1).items())
+
+
+def test_plan_when_a_rank_has_changed_then_all_make_a_new_one_and_each_version_is_right(
+    server: tdserve.Server, ranks: ForkedClients, name: str, tmp_path: Path
+) -> None:
+    numbers = [1, 1, 2, 3, 4, 5, 5, 6]
+    expected = [[str(at), str(made), *(["1.0", "1.0"] if at > 5 else [])] for at, made in enumerate(numbers, 1)]
+    assert run(ranks, "publish_changes", server.address, name, tmp_path, 2) == [expected] * 2
 
 
 def test_read_when_versions_are_published_meanwhile_then_none_is_mixed_with_another(
