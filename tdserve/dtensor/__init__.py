@@ -41,6 +41,7 @@ def publish(
     group: Any = None,
     metadata: dict[str, Any] | None = None,
     keep: int = 0,
+    dtype: Any = None,
     timeout_s: float | None = None,
 ) -> int:
     """Publishes the next version of sharded weights. Every rank of the group calls it, with a client of its own.
@@ -60,6 +61,8 @@ def publish(
         metadata: Of rank 0, as of ``Client.publish``.
         keep: How many of the newest versions stay readable, as of ``Client.publish``. Of the parts one more is kept,
             for readers that have just found the oldest.
+        dtype: Floating-point tensors, but for those of 8 bits, are converted to it before they are sent: each rank
+            makes a copy in it of what it sends, and no more. The same in all ranks.
         timeout_s: For this rank's requests; the others are waited for as long as the group does.
 
     Returns:
@@ -75,7 +78,9 @@ def publish(
     """
     ranks = Ranks(group)
     deadline = _make_deadline(client, timeout_s)
-    return ShardedPublish(client, name, ranks, keep, metadata, deadline).run(content)
+    return ShardedPublish(client, name, ranks, keep=keep, metadata=metadata, dtype=dtype, deadline=deadline).run(
+        content
+    )
 
 
 def latest(

@@ -30,9 +30,11 @@ from tdserve.client.cluster.cluster_client import ClusterClient
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.description import VersionInfo
 from tdserve.client.weights.module_misfits import SHARDED
+from tdserve.client.weights.pulls import get_dtype_name
 from tdserve.dtensor.publish_plan import OwnPiece, PublishPlan, find_plan, keep_plan, make_plan
 from tdserve.dtensor.sharded_index import PartVersion, RankLeaf, encode_index, name_part
 from tdserve.dtensor.state_leaves import StateLeaves, collect_leaves
+from tdserve.structure.version_subset import FLOATING
 
 UNCLEAR = (DeadlineExceededError, TransportError, ClosedError)
 """Errors of a request that the server may have done, or may still do."""
@@ -115,13 +117,22 @@ class ShardedPublish:
     """One publish, as seen by one rank."""
 
     def __init__(
-        self, client: Client | ClusterClient, name: str, ranks: Ranks, keep: int, metadata: Any, deadline: Deadline
+        self,
+        client: Client | ClusterClient,
+        name: str,
+        ranks: Ranks,
+        *,
+        keep: int,
+        metadata: Any,
+        dtype: Any,
+        deadline: Deadline,
     ) -> None:
         self._client = client
         self._name = name
         self._ranks = ranks
         self._keep = keep
         self._metadata = metadata
+        self._dtype = dtype
         self._deadline = deadline
 
     def run(self, content: Any) -> int:
@@ -134,10 +145,7 @@ class ShardedPublish:
             check_client(self._client)
             check_store_name(name_part(self._name, self._ranks.size))
             state = collect_leaves(content, store=self._name)
-            leaves = {
-                name: RankLeaf(leaf.dtype, leaf.shape, leaf.is_sharded, [region for region, _ in leaf.held])
-                for name, leaf in state.leaves.items()
-            }
+            leaves = _list_leaves(state, get_dtype_name(self._dtype))
             plan = find_plan(self._client, self._name, leaves, self._ranks.rank, self._ranks.size)
             return self._describe(_RankState(plan.identity) if plan is not None else _RankState(leaves=leaves))
 
@@ -202,6 +210,7 @@ class ShardedPublish:
             TensorDict(own),
             metadata={SHARDED: {"publication": first.publication}},
             keep=max(len(kept) + 1, 2),
+            dtype=self._dtype,
         )
         return PartVersion(part, version, len(own))
 
@@ -244,6 +253,19 @@ class ShardedPublish:
             for part in before:
                 with suppress(StoreNotFoundError):
                     self._client.delete(part)
+
+
+def _list_leaves(state: StateLeaves, dtype: str) -> dict[str, RankLeaf]:
+    """Returns what a rank has to publish, with floating-point tensors in a dtype; "" leaves theirs."""
+    return {
+        name: RankLeaf(
+            dtype if dtype and leaf.dtype in FLOATING else leaf.dtype,
+            leaf.shape,
+            leaf.is_sharded,
+            [region for region, _ in leaf.held],
+        )
+        for name, leaf in state.leaves.items()
+    }
 
 
 def _make_unclear_error(error: TDServeError, name: str) -> TDServeError:

@@ -75,3 +75,20 @@ def publish_changes(say: Say, address: str, name: str, *, folder: str, rank: int
             assert all(is_same(into[key], full) for key, full in make_state(number).items())
             say(number, len(made), *(into["more"].tolist() if number > 5 else ()))
             dist.barrier()
+
+
+def publish_converted(say: Say, address: str, name: str, *, folder: str, rank: int, size: int) -> None:
+    """Publishes a version in bfloat16, and others with a dtype that is wrong in a rank; prints the errors."""
+    with join(folder, rank, size), tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
+        state = shard(make_state(1), make_mesh((-1,)), [Shard(0)])
+        assert dtensor.publish(client, name, state, dtype=torch.bfloat16) == 1
+        assert all(
+            is_same(each, shard(make_state(1), make_mesh((-1,)), [Shard(0)])[key]) for key, each in state.items()
+        )
+        wrong: tuple[Any, ...] = (torch.float16, torch.int64, "bfloat16")
+        for each in wrong:
+            try:
+                dtensor.publish(client, name, state, dtype=each if rank else torch.bfloat16)
+            except tdserve.TDServeError as error:
+                say(type(error).__name__, error)
+        assert dtensor.publish(client, name, state) == 2

@@ -147,6 +147,32 @@ def test_plan_when_a_rank_has_changed_then_all_make_a_new_one_and_each_version_i
     assert run(ranks, "publish_changes", server.address, name, tmp_path, 2) == [expected] * 2
 
 
+def test_publish_when_a_dtype_is_given_then_each_rank_converts_its_shards_and_all_agree_on_it(
+    server: tdserve.Server, ranks: ForkedClients, client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    found = [
+        [" ".join(line) for line in lines]
+        for lines in run(ranks, "publish_converted", server.address, name, tmp_path, 2)
+    ]
+    assert "expected a DTensor of bfloat16[7, 5] as at rank 0, got a DTensor of float16[7, 5] at rank 1" in found[0][0]
+    assert "expected a DTensor of bfloat16[7, 5] as at rank 0, got a DTensor of float16[7, 5] at rank 1" in found[1][0]
+    for first, second in zip(found[0][1:], found[1][1:], strict=True):
+        assert first.startswith("TransferAbortedError")
+        assert "rank 1 has raised InvalidRequestError: invalid dtype" in first
+        assert second.startswith("InvalidRequestError invalid dtype")
+    for version in (1, 2):
+        into = {key: torch.zeros_like(full) for key, full in make_state(1).items()}
+        dtensor.version(client, name, version, into=into)
+        for key, full in make_state(1).items():
+            is_converted = version == 1 and full.is_floating_point()
+            assert is_same(into[key], full.bfloat16().to(full.dtype) if is_converted else full), key
+        parts = [client.version(f"{name}.part-{rank}", version, numpy=False).data for rank in range(2)]
+        sent = {leaf.dtype for part in parts for leaf in part.values()}
+        assert sent == (
+            {torch.bfloat16, torch.int64} if version == 1 else {full.dtype for full in make_state(1).values()}
+        )
+
+
 def test_read_when_versions_are_published_meanwhile_then_none_is_mixed_with_another(
     server: tdserve.Server,
     ranks: ForkedClients,
