@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch.distributed.tensor import Shard
 
 import tdserve
 from tdserve import dtensor
+from tdserve.base import failpoints
 from tdserve.dtensor import publish_plan, sharded_publish
 from tests.integration.dtensor_roles import (
     TIMEOUT_S,
@@ -19,6 +22,7 @@ from tests.integration.dtensor_roles import (
     Say,
     is_same,
     join,
+    make_group,
     make_mesh,
     make_net,
     make_state,
@@ -92,3 +96,28 @@ def publish_converted(say: Say, address: str, name: str, *, folder: str, rank: i
             except tdserve.TDServeError as error:
                 say(type(error).__name__, error)
         assert dtensor.publish(client, name, state) == 2
+
+
+def die_amid(say: Say, address: str, name: str, *, folder: str, rank: int, size: int, victim: int, step: str) -> None:
+    """Publishes a version; then a rank is killed at a step of the next one: ``before`` or ``after`` a method."""
+    with tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
+        make_group(folder, rank, size)
+        mesh = make_mesh((-1,))
+        say("published", dtensor.publish(client, name, shard(make_state(1), mesh, [Shard(0)])))
+        when, _, method = step.partition(" ")
+        perform = getattr(sharded_publish.ShardedPublish, method, None)
+
+        def die(*arguments: Any) -> None:
+            if when == "after" and perform is not None:
+                perform(*arguments)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if rank == victim and perform is None:
+            failpoints.arm(method)
+        elif rank == victim:
+            pytest.MonkeyPatch().setattr(sharded_publish.ShardedPublish, method, die)
+        try:
+            dtensor.publish(client, name, shard(make_state(2), mesh, [Shard(0)]))
+        except RuntimeError:  # of torch, whose group has lost a rank
+            say("noticed")
+        os._exit(0)  # a group that has lost a rank does not end well

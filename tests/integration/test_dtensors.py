@@ -17,38 +17,16 @@ from tdserve import dtensor
 from tdserve.dtensor import sharded_reads
 from tests.integration.crashing import Crashing
 from tests.integration.dtensor_roles import Net, is_same, make_state
-from tests.integration.forked_clients import Child, ForkedClients
+from tests.integration.dtensor_runs import ROLES, finish, run, start
+from tests.integration.forked_clients import ForkedClients
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[ForkedClients]:
-    with ForkedClients("tests.integration.dtensor_roles", "tests.integration.dtensor_loop_roles") as started:
+    with ForkedClients(*ROLES) as started:
         yield started
-
-
-def start(
-    ranks: ForkedClients, role: str, address: str, name: str, folder: Path, size: int, **arguments: Any
-) -> list[Child]:
-    """Starts ranks of one process group in a role."""
-    place = folder / role
-    place.mkdir(parents=True, exist_ok=True)
-    return [
-        ranks.start(role, address, name, folder=str(place), rank=rank, size=size, **arguments) for rank in range(size)
-    ]
-
-
-def finish(children: list[Child]) -> list[list[list[str]]]:
-    """Waits for the end of ranks; returns the words of each one's lines."""
-    return [[line.split() for line in child.rest()] or [[]] for child in children]
-
-
-def run(
-    ranks: ForkedClients, role: str, address: str, name: str, folder: Path, size: int, **arguments: Any
-) -> list[list[list[str]]]:
-    """Runs a role in ranks of one process group to its end; returns the words of each rank's lines."""
-    return finish(start(ranks, role, address, name, folder, size, **arguments))
 
 
 @pytest.mark.parametrize("is_thorough", [False, pytest.param(True, marks=pytest.mark.full)])
