@@ -93,6 +93,54 @@ def test_module_when_only_one_side_has_a_name_then_refused_with_the_cause_and_th
         dtensor.latest(client, name, into=nn.ModuleDict(dict(net.named_children())))
 
 
+def test_module_in_a_dict_when_only_one_side_has_a_name_then_refused_with_a_remedy_that_fits(
+    client: tdserve.Client, name: str
+) -> None:
+    net, other = Net(torch.float32, 2), Net(torch.float32, 2)
+    dtensor.publish(client, name, {"nets": {"model": net.state_dict()}, "lr": torch.ones(1)})
+    into = {"nets": {"model": other}, "lr": torch.zeros(1)}
+    remedy = r"key 'nets\.model\.ramp'.* non-persistent buffer.*publish the module itself.* or read into its state_dict"
+    with pytest.raises(tdserve.SpecMismatchError, match=remedy):
+        dtensor.latest(client, name, into=into)
+    assert dtensor.latest(client, name, into={**into, "nets": {"model": other.state_dict()}}) is not None
+    assert torch.equal(other.up.weight, net.up.weight)
+    with pytest.raises(
+        tdserve.SpecMismatchError, match=r"'more': .*which into= has; leave it out there, or publish it"
+    ):
+        dtensor.latest(client, name, into={**into, "nets": {"model": other.state_dict()}, "more": torch.ones(1)})
+    dtensor.publish(client, name, {"model": nn.ModuleDict({"_orig_mod": net})})
+    with pytest.raises(tdserve.SpecMismatchError, match=r"'model\..*torch\.compile adds '_orig_mod' to names"):
+        dtensor.latest(client, name, into={"model": other})
+    dtensor.publish(client, name, nn.ModuleDict({"_orig_mod": net}).state_dict())
+    with pytest.raises(tdserve.SpecMismatchError, match=r"has these names below '_orig_mod'"):
+        dtensor.latest(client, name, into=other.state_dict())
+    dtensor.publish(client, name, {"model": nn.Linear(2, 2)})
+    with pytest.raises(
+        tdserve.SpecMismatchError, match=r"'model\.bias'.*no parameter.*strict=False leaves such leaves"
+    ):
+        dtensor.latest(client, name, into={"model": nn.Linear(2, 2, bias=False)})
+
+
+def test_names_when_one_side_has_them_below_a_key_then_the_remedy_is_to_read_there(
+    client: tdserve.Client, name: str
+) -> None:
+    """As after a publish of ``{"model": model}``, or of a module that DistributedDataParallel wraps."""
+    net, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    dtensor.publish(client, name, {"model": net})
+    message = r"the version has these names below 'model', .* give into=\{'model': \.\.\.\}"
+    for into in (other, other.state_dict()):
+        with pytest.raises(tdserve.SpecMismatchError, match=message):
+            dtensor.latest(client, name, into=into)
+        assert dtensor.latest(client, name, into={"model": into}) is not None
+    dtensor.publish(client, name, net)
+    with pytest.raises(
+        tdserve.SpecMismatchError, match="the names of the version below 'model': give what is there alone"
+    ):
+        dtensor.latest(client, name, into={"model": other})
+    assert dtensor.latest(client, name, into=other) is not None
+    assert torch.equal(other.weight, net.weight)
+
+
 def test_destination_when_a_leaf_cannot_be_written_then_refused_by_key_and_others_stay(
     client: tdserve.Client, name: str
 ) -> None:

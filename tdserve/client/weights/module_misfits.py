@@ -14,12 +14,10 @@ SHARDED = "tdserve.dtensor"
 """The only key of a version that sharded trainers have published: it has the index of the parts, and no weights. Also
 a key of its metadata. ``tdserve.dtensor`` writes and reads them."""
 
-_COMPILED = "_orig_mod"
+COMPILED = "_orig_mod"
 """What torch.compile adds to names: the attribute that is the compiled module."""
 
-_COMPILED_REMEDY = (
-    f"torch.compile adds {_COMPILED!r} to names: publish and read the module below it, module.{_COMPILED}"
-)
+_COMPILED_REMEDY = f"torch.compile adds {COMPILED!r} to names: publish and read the module below it, module.{COMPILED}"
 
 
 def make_misfit_error(
@@ -113,7 +111,7 @@ def _suggest_load(store: str) -> str:
 
 
 def _has_compiled(names: Mapping[Path, Entry]) -> bool:
-    return any(_COMPILED in path for path in names)
+    return any(COMPILED in path for path in names)
 
 
 def _find_kind(module: nn.Module, name: str) -> str:
