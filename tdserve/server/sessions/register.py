@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from tdserve.base.addresses import find_interface_address, find_local_address, find_peer_host
@@ -43,6 +44,10 @@ from tdserve.v1 import control_pb2, worker_pb2
 
 OPEN_TIMEOUT_S = 60.0
 """Time for a data worker to start: about three seconds (torch), but over twenty were seen on a busy machine."""
+
+SPREAD_S = 1.0
+"""Time in which the other workers become ready once the first has, when a server starts: they are forked one after the
+other."""
 
 END_GRACE_S = 5.0
 """Time for a worker to report the end of a transfer, after the transfer timeout that ends it at the latest."""
@@ -88,6 +93,7 @@ class Sessions:
         self._server_id = root.server_id
         self._boot_id = read_boot_id()
         self._by_number: dict[int, ClientSession] = {}
+        self._num_expected: Counter[int] = Counter()  # clients that wait for a worker, by its number
         self.is_lending = False
         # Not from 1: a call that names a session may be retried in the next run of the server, where a small number
         # would belong to another client.
@@ -278,20 +284,41 @@ class Sessions:
         Args:
             waits: Whether to wait until one has started, if none has.
         """
-        deadline = Deadline.after(OPEN_TIMEOUT_S)
-        while True:
-            ready = [worker for worker in self._workers if worker.ready.is_set()]
-            if ready or not waits:
-                return min(
-                    ready or self._workers,
-                    key=lambda worker: (
-                        bool(client_gpu) and worker.gpu in ("", client_gpu),
-                        sum(session.worker is worker for session in self),
-                    ),
-                )
-            starts = [worker.ready for worker in self._workers]
-            if not await wait_any(starts, timeout_s=deadline.remaining_s):
-                raise DeadlineExceededError(what="the start of a data worker", timeout_s=OPEN_TIMEOUT_S)
+        ready = self._list_ready()
+        if waits and not ready:
+            await self._await_start()
+            ready = self._list_ready()
+        return min(
+            ready or self._workers,
+            key=lambda worker: (bool(client_gpu) and worker.gpu in ("", client_gpu), self._count_sessions(worker)),
+        )
+
+    def _list_ready(self) -> list[DataWorker]:
+        return [worker for worker in self._workers if worker.ready.is_set()]
+
+    def _count_sessions(self, worker: DataWorker) -> int:
+        """Returns how many sessions a worker has, or will have when it has started."""
+        return sum(session.worker is worker for session in self) + self._num_expected[worker.number]
+
+    async def _await_start(self) -> None:
+        """Waits until a worker has started.
+
+        The clients of a server that was started again all wait here. They must not all get the worker that is ready
+        first, some milliseconds before the next one. So each expects another worker, and waits a little for that one.
+
+        Raises:
+            DeadlineExceededError: None has started in time.
+        """
+        expected = min(self._workers, key=self._count_sessions)
+        self._num_expected[expected.number] += 1
+        try:
+            deadline = Deadline.after(OPEN_TIMEOUT_S)
+            while not self._list_ready():
+                if not await wait_any([each.ready for each in self._workers], timeout_s=deadline.remaining_s):
+                    raise DeadlineExceededError(what="the start of a data worker", timeout_s=OPEN_TIMEOUT_S)
+            await wait_any([expected.ready], timeout_s=SPREAD_S)
+        finally:
+            self._num_expected[expected.number] -= 1
 
 
 def _read_trusted_network(config: ServerConfig) -> TrustedNetwork:

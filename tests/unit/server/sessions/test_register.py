@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import partial
 from typing import Any
@@ -64,6 +65,38 @@ def test_open_when_hello_is_good_then_welcome(sessions: Sessions, root: Root, ru
     assert list(sessions) == [session]
     assert sessions.find(session.number) is session
     assert session.compute_inline_limit(1) == 123
+
+
+def test_open_when_clients_wait_for_the_workers_to_start_then_spread_over_them(
+    sessions: Sessions, workers: list[DataWorker], run: Loop
+) -> None:
+    async def scenario() -> list[int]:
+        for worker in workers:
+            worker.ready.clear()
+        opening = [asyncio.ensure_future(sessions.open(hello(), OutboxConnection(Outbox()))) for _ in range(4)]
+        await asyncio.sleep(0)  # all wait
+        workers[1].ready.set()
+        opened = asyncio.as_completed(opening)
+        for _ in range(2):  # those that expect this one
+            await next(opened)
+        workers[0].ready.set()
+        return sorted(session.worker.number for session in await asyncio.gather(*opening))
+
+    assert run(scenario()) == [0, 0, 1, 1]
+
+
+def test_open_when_the_worker_that_a_client_expects_does_not_start_then_gets_another(
+    sessions: Sessions, workers: list[DataWorker], run: Loop
+) -> None:
+    async def scenario() -> list[int]:
+        for worker in workers:
+            worker.ready.clear()
+        opening = [asyncio.ensure_future(sessions.open(hello(), OutboxConnection(Outbox()))) for _ in range(2)]
+        await asyncio.sleep(0)  # all wait
+        workers[1].ready.set()
+        return [session.worker.number for session in await asyncio.gather(*opening)]
+
+    assert run(scenario()) == [1, 1]
 
 
 class WatchfulOutbox(Outbox):
