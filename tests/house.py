@@ -65,6 +65,8 @@ THEIR_NAMES = ("masked_fill_", "masked_select")
 """Names of tensordict's, which ours have too."""
 
 LAZY_ROOMS = ("cli",)
+LAZY_PROGRAMS = ("tdserve.worker.fork_server",)
+"""They have something to do before the rest is imported, for which clients wait at a start."""
 BANNED_CALLS = ("eval", "exec", "__import__", "recv_object_list", "broadcast_object_list")
 BANNED_WORDS = ("Manager", "Helper", "Impl", "Util", "Utils")
 BANNED_FILES = ("utils", "util", "common", "misc", "helpers")
@@ -228,11 +230,12 @@ def lazy_import_faults(modules: Sequence[Module]) -> list[str]:
     """Imports of tdserve inside functions: they hide a circle or a floor.
 
     Commands may: a shell waits for whatever stands at their top, and most of them need neither torch nor gRPC's server.
+    So may some programs.
     """
     return [
         f"{module.name}:{found.line}: imports {target} inside a function"
         for module, target, found in edges(modules)
-        if found.is_inside_function and module.head not in LAZY_ROOMS
+        if found.is_inside_function and module.head not in LAZY_ROOMS and module.name not in LAZY_PROGRAMS
     ]
 
 

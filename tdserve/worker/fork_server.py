@@ -16,13 +16,12 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from tdserve.base.machine import die_with_parent, use_small_pages
 from tdserve.base.worker_arguments import WorkerArguments
-from tdserve.worker.data_worker import main as work
 
 MAX_REQUEST_BYTES = 1 << 16
 
@@ -36,10 +35,12 @@ class ForkServer:
 
     Args:
         connection: The end of control's socket.
+        work: Runs a worker: its socket, the one by which it gets others, and its arguments.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, work: Callable[[int, int, WorkerArguments], object]) -> None:
         self._connection = connection
+        self._work = work
         self._workers: set[int] = set()  # not yet reaped, so their process ids are not reused
 
     def run(self) -> None:
@@ -101,7 +102,7 @@ class ForkServer:
             self._connection.close()
             for fd in fds:
                 os.set_inheritable(fd, False)
-            work(fds[0], fds[1], arguments)
+            self._work(fds[0], fds[1], arguments)
         except BaseException:  # noqa: BLE001 (the outermost frame of this process)
             traceback.print_exc()
         finally:
@@ -115,11 +116,21 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
     use_small_pages(False)  # unlike control: the buffers of workers are filled from end to end
+    work = _import_worker()
+    with suppress(BrokenPipeError):  # control ended meanwhile
+        ForkServer(socket.socket(fileno=int(arguments[0])), work).run()
+    os._exit(0)
+
+
+def _import_worker() -> Callable[[int, int, WorkerArguments], object]:
+    """Imports what a worker needs, with torch: a second of processor time, for which remote clients wait."""
+    gc.disable()  # collections find nothing, and take a tenth of that
+    from tdserve.worker.data_worker import main as work
+
+    gc.enable()
     gc.collect()
     gc.freeze()  # otherwise a worker's first collection would write to, and so copy, every shared page
-    with suppress(BrokenPipeError):  # control ended meanwhile
-        ForkServer(socket.socket(fileno=int(arguments[0]))).run()
-    os._exit(0)
+    return work
 
 
 if __name__ == "__main__":
