@@ -23,7 +23,7 @@ from tdserve.base.errors import (
     WrongStateError,
     list_error_classes,
 )
-from tdserve.server.server_process import FAILED_PREFIX, READY_PREFIX
+from tdserve.server.start_lines import FAILED_PREFIX, READY_PREFIX
 
 if TYPE_CHECKING:
     from tdserve.client.client import Client

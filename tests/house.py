@@ -65,7 +65,7 @@ THEIR_NAMES = ("masked_fill_", "masked_select")
 """Names of tensordict's, which ours have too."""
 
 LAZY_ROOMS = ("cli",)
-LAZY_PROGRAMS = ("tdserve.worker.fork_server",)
+LAZY_PROGRAMS = ("tdserve.server.server_process", "tdserve.worker.fork_server")
 """They have something to do before the rest is imported, for which clients wait at a start."""
 BANNED_CALLS = ("eval", "exec", "__import__", "recv_object_list", "broadcast_object_list")
 BANNED_WORDS = ("Manager", "Helper", "Impl", "Util", "Utils")

@@ -254,6 +254,11 @@ class ServerConfig:
         return [name for name in names if getattr(self, name) is not None]
 
     @property
+    def is_root_closed(self) -> bool:
+        """Whether other users may enter no folder of a new root, since no role would hold for them there."""
+        return self.tokens_file is not None and self.umask is None
+
+    @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the address."""
         return is_loopback(self.host)

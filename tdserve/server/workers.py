@@ -19,9 +19,10 @@ from tdserve.control.status import decode_failure
 from tdserve.server.claim_holder import ClaimHolder
 from tdserve.server.claim_writers import WorkerWriter
 from tdserve.server.exit_reasons import explain_exit, may_be_damage
+from tdserve.server.fork_server_process import NUM_LOOKS, START_TIMEOUT_S
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.waiting import retrieve_exception, wait_any
-from tdserve.server.worker_processes import NUM_LOOKS, START_TIMEOUT_S, WorkerProcess, WorkerProcesses
+from tdserve.server.worker_processes import WorkerProcess, WorkerProcesses
 from tdserve.server.worker_spec_cache import WorkerSpecCache
 from tdserve.v1 import worker_pb2
 

@@ -22,7 +22,7 @@ import torch
 import tdserve
 from tdserve.base.errors import LocalProtocolError, TDServeError
 from tdserve.server.checking.root_check import check_root
-from tdserve.server.server_process import READY_PREFIX
+from tdserve.server.start_lines import READY_PREFIX
 from tests.fuzz.inputs import Inputs
 from tests.processes import REPOSITORY
 from tests.roots import make_quick_root

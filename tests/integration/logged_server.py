@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tdserve.server.server_process import READY_PREFIX
+from tdserve.server.start_lines import READY_PREFIX
 from tests.processes import REPOSITORY
 from tests.roots import make_quick_root
 

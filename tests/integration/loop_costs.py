@@ -21,6 +21,7 @@ from typing import Any
 import tdserve
 from tdserve.base.config import ServerConfig
 from tdserve.server import server_process
+from tdserve.server.start_lines import READY_PREFIX
 from tests.processes import REPOSITORY, START_TIMEOUT_S
 
 COSTS = struct.Struct("<d?")
@@ -60,8 +61,8 @@ class WatchedServer:
         readable, _, _ = select.select([self._process.stdout], [], [], 4 * START_TIMEOUT_S)
         assert readable, "the server did not start"
         line = self._process.stdout.readline()
-        assert line.startswith(server_process.READY_PREFIX), line
-        self.address = line.removeprefix(server_process.READY_PREFIX).strip()
+        assert line.startswith(READY_PREFIX), line
+        self.address = line.removeprefix(READY_PREFIX).strip()
 
     def client(self, **arguments: Any) -> tdserve.Client:
         """Opens a new client."""

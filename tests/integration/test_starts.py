@@ -21,7 +21,7 @@ import tdserve
 from tdserve.cli.certs import make_authority, make_certificate
 from tdserve.cli.exit_codes import FAILED, NO_ANSWER, REFUSED
 from tdserve.cli.serve import serve
-from tdserve.server.server_process import READY_PREFIX
+from tdserve.server.start_lines import READY_PREFIX
 from tests.processes import REPOSITORY, alarm, open_files, quiet_port
 
 pytestmark = pytest.mark.integration

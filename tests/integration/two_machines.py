@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.server.server_process import READY_PREFIX
+from tdserve.server.start_lines import READY_PREFIX
 from tests.processes import REPOSITORY
 
 SERVER_ADDRESS, CLIENT_ADDRESS = "10.213.77.1", "10.213.77.2"

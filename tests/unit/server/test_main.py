@@ -4,6 +4,8 @@ import gc
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +13,26 @@ import pytest
 
 from tdserve.base.config import ServerConfig
 from tdserve.base.errors import InvalidRequestError, RootInUseError
-from tdserve.server.server_process import FAILED_PREFIX, READY_PREFIX, main, run
+from tdserve.server.server_process import main, run
+from tdserve.server.start_lines import FAILED_PREFIX, READY_PREFIX
 from tdserve.store.root import Root
+from tests.processes import START_TIMEOUT_S, children_of
+
+WATCHED_START = """
+import json, os, sys, tempfile
+
+def watch(event, arguments):
+    if event == "subprocess.Popen":
+        large = {"grpc", "google.protobuf", "lmdb", "numpy", "tdserve.server.control_process"}
+        print(json.dumps({"started": arguments[1][2], "loaded": sorted(large & sys.modules.keys())}), flush=True)
+        os._exit(0)
+
+from tdserve.server.server_process import main
+os.environ.update(TDSERVE_ROOT=tempfile.mkdtemp(), TDSERVE_PORT="0")
+sys.addaudithook(watch)
+main([])
+"""
+"""Prints what a server starts first, and which of the large packages it has imported by then."""
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +128,24 @@ def test_run_when_the_root_is_in_use_then_error_names_the_holder(tmp_path: Path)
         run(ServerConfig(root=str(tmp_path / "root"), port=0))
     assert str(os.getpid()) in raised.value.holder
     root.release()
+
+
+def test_run_when_it_fails_after_its_fork_server_has_started_then_leaves_no_process(tmp_path: Path) -> None:
+    root = Root.acquire(tmp_path / "root")
+    before = children_of(os.getpid())
+    with pytest.raises(RootInUseError):
+        run(ServerConfig(root=str(tmp_path / "root"), port=0))
+    root.release()
+    assert children_of(os.getpid()) == before
+
+
+def test_program_when_it_starts_then_its_fork_server_imports_beside_it() -> None:
+    """A remote client waits for the fork server's torch, a second of processor time, after each restart."""
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED_START], capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"started": "tdserve.worker.fork_server", "loaded": []}
 
 
 def test_run_when_the_port_is_taken_then_the_error_names_the_remedy_and_the_root_is_free(tmp_path: Path) -> None:
