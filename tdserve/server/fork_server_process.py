@@ -65,6 +65,9 @@ class ForkServerProcess:
                 command,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                # Kernels that share out processor time by session (autogroup) would have it import in the time of this
+                # process, and this one in its.
+                start_new_session=True,
                 env=QUIET_TORCH | build_single_threaded_environment(),
             )
         except BaseException:

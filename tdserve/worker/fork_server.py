@@ -111,7 +111,7 @@ class ForkServer:
 
 def main(arguments: list[str]) -> None:
     """Runs the process."""
-    # Ctrl-C reaches the whole foreground group; this process ends when control does, or when control ends it.
+    # Who ends a server may signal all of its processes; this one ends when control does, or when control ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()

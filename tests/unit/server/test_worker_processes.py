@@ -65,6 +65,12 @@ def test_fork_when_called_again_and_again_then_processes_of_their_own(processes:
     assert count_descriptors() == before
 
 
+def test_start_when_called_then_the_fork_server_has_a_session_of_its_own(own: WorkerProcesses) -> None:
+    """By which kernels share out processor time."""
+    own.start()
+    assert os.getsid(own.fork_server_pid) == own.fork_server_pid
+
+
 @pytest.mark.slow
 def test_fork_when_the_root_is_locked_then_the_worker_holds_the_lock_and_the_fork_server_does_not(
     run: Loop, tmp_path: Path
