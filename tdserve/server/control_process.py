@@ -317,7 +317,7 @@ class ControlProcess:
                 session.send_rendezvous(message.rendezvous)
             else:
                 self._take(session, message, session.run)
-            await session.wait_for_refusals()
+            await session.refusals.wait_for_room()
 
     def _take_at_once(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:
         self._take(session, message, session.run_at_once)

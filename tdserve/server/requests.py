@@ -375,5 +375,5 @@ async def _report(session: ClientSession, request: int, failure: TDServeError) -
 
 async def _refuse(session: ClientSession, request: int, error: TDServeError) -> None:
     """Answers a request that was not carried out, and may be sent again."""
-    with session.count_refusal():
+    with session.refusals.count():
         await session.fail(request, error)

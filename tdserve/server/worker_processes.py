@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 from tdserve.base.config import ServerConfig

@@ -26,7 +26,7 @@ from tdserve.server import inline_tasks
 from tdserve.server.access.gate import Gate, add_grant
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.sessions.mover import Mover
-from tdserve.server.sessions.session_limits import MAX_ENTRIES, HeldAnswers, UnsentMessages, is_short
+from tdserve.server.sessions.session_limits import MAX_ENTRIES, HeldAnswers, UnsentMessages, UnsentRefusals, is_short
 from tdserve.server.traces import RequestSpan
 from tdserve.server.waiting import Waiters, retrieve_exception
 from tdserve.server.workers import DataWorker
@@ -39,9 +39,6 @@ _State = TypeVar("_State")
 MAX_CHANNELS = 100_000
 """Most channels of one session, one after the other. A healthy client gives one up only when a call ends in the middle
 of content."""
-
-MAX_REFUSING = 8_000
-"""Most refusals on their way to one client."""
 
 
 class _ChannelKind(Enum):
@@ -84,6 +81,7 @@ class ClientSession:
         channel_number: Number of the newest channel for content; earlier ones are gone.
         held_nbytes: Memory of the session's requests under way.
         answers: Counts the memory of answers to its reads.
+        refusals: Counts the refusals that are on their way to the client.
         secret: Shared secret with which both ends of the session's gloo groups prove their identity.
         begun_s: When it began, as of ``time.monotonic``.
         degraded: Stores of a cluster of which parts are out of the client's reach, as it reports.
@@ -137,10 +135,9 @@ class ClientSession:
         self.num_requests = self.num_errors = 0
         self.degraded: tuple[str, ...] = ()
         self.bytes_in, self.bytes_out, self.reported_s = 0, 0, 0.0
-        self._num_refusing = 0
         self._num_entries = 0
         self._unsent = UnsentMessages()
-        self._has_refused = asyncio.Event()
+        self.refusals = UnsentRefusals(self.ended)
         self.secret = make_secret()
         self.known_specs: dict[bytes, Spec] = {}
         self._inline_bytes = inline_bytes
@@ -451,25 +448,6 @@ class ClientSession:
     def make_request_id(self, request: int) -> str:
         """Returns the id of a request in the log, which a client's error repeats."""
         return f"{self.number}-{request}"
-
-    @contextmanager
-    def count_refusal(self) -> Iterator[None]:
-        """Counts a block that sends the refusal of a request that has not begun. Admission control does not count such
-        requests, so a session with more than ``MAX_REFUSING`` of them, whose client reads no answers, ends."""
-        self._num_refusing += 1
-        if self._num_refusing > MAX_REFUSING:
-            self.ended.set()
-        try:
-            yield
-        finally:
-            self._num_refusing -= 1
-            self._has_refused.set()
-
-    async def wait_for_refusals(self) -> None:
-        """Waits while more than half of ``MAX_REFUSING`` refusals are on their way to the client."""
-        while self._num_refusing > MAX_REFUSING // 2 and not self.ended.is_set():
-            self._has_refused.clear()
-            await self._has_refused.wait()
 
     async def finish(self, timeout_s: float) -> bool:
         """Cancels all waits and waits until every transfer under way has ended; the worker ends them.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,9 @@ MAX_ENTRY_BYTES = 1 << 13
 
 MAX_UNSENT_BYTES = 16 << 20
 """Most bytes of messages that a client did not ask for and does not take."""
+
+MAX_REFUSING = 8_000
+"""Most refusals on their way to one client."""
 
 MESSAGE_BYTES = 1024
 """Memory of a small message that waits to be sent, with its task."""
@@ -65,3 +70,35 @@ class UnsentMessages:
             await send(message)
         finally:
             self._nbytes -= nbytes
+
+
+class UnsentRefusals:
+    """The refusals of a session's requests that had not begun, until they are sent. Admission control does not count
+    such requests.
+
+    Args:
+        ended: Set if there are too many: the client reads no answers.
+    """
+
+    def __init__(self, ended: asyncio.Event) -> None:
+        self._ended = ended
+        self._num_unsent = 0
+        self._has_sent = asyncio.Event()
+
+    @contextmanager
+    def count(self) -> Iterator[None]:
+        """Counts a block that sends one. More than ``MAX_REFUSING`` end the session."""
+        self._num_unsent += 1
+        if self._num_unsent > MAX_REFUSING:
+            self._ended.set()
+        try:
+            yield
+        finally:
+            self._num_unsent -= 1
+            self._has_sent.set()
+
+    async def wait_for_room(self) -> None:
+        """Waits while more than half of ``MAX_REFUSING`` are unsent."""
+        while self._num_unsent > MAX_REFUSING // 2 and not self._ended.is_set():
+            self._has_sent.clear()
+            await self._has_sent.wait()

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.config import build_single_threaded_environment
+from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.control.framing import FrameReader
 from tdserve.v1 import worker_pb2
 from tdserve.worker.fork_server import ForkServer
@@ -87,7 +88,7 @@ class Worker:
         self.life_fd, held_fd = os.pipe()
         with theirs, taken:
             sent = [theirs.fileno(), taken.fileno(), held_fd, *fds]
-            self.pid = control.ask(sent, fork=["0", "0", "5.0", str(1 << 30)], num_fds=len(sent))["pid"]
+            self.pid = control.ask(sent, fork=WorkerArguments(0).to_json(), num_fds=len(sent))["pid"]
         os.close(held_fd)
 
     def wait_ready(self) -> None:
@@ -171,7 +172,7 @@ def _pipes_of_this_test() -> list[str]:
 
 
 def test_fork_when_descriptors_did_not_arrive_then_refused(control: Control) -> None:
-    assert control.ask(fork=["0", "0", "5.0", str(1 << 30)], num_fds=2) == {"errno": errno.EMFILE}
+    assert control.ask(fork=WorkerArguments(0).to_json(), num_fds=2) == {"errno": errno.EMFILE}
 
 
 def test_fork_when_the_system_refuses_then_answers_the_errno_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,10 +182,10 @@ def test_fork_when_the_system_refuses_then_answers_the_errno_and_goes_on(monkeyp
     monkeypatch.setattr(os, "fork", refuse)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for number in (1, 2):
-        ours.send(json.dumps({"number": number, "fork": ["0", "0", "5.0", str(1 << 30)], "num_fds": 0}).encode())
+        ours.send(json.dumps({"number": number, "fork": WorkerArguments(0).to_json(), "num_fds": 0}).encode())
     ours.shutdown(socket.SHUT_WR)
     with ours, theirs:
-        ForkServer(theirs, work=lambda arguments: None).run()
+        ForkServer(theirs, work=lambda fd, sockets_fd, arguments: None).run()
         answers = [json.loads(ours.recv(1000)) for _ in range(3)]
     assert answers == [{}, *({"number": number, "errno": errno.EAGAIN} for number in (1, 2))]
 

@@ -11,7 +11,6 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import PeerLostError
-from tdserve.server.requests import Requests
 from tdserve.store.pinned_values import PinnedValues
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create
@@ -21,7 +20,7 @@ ID = f"{7:032x}"
 
 
 def test_checkpoint_when_its_session_ends_while_values_are_copied_then_nothing_is_left(
-    world: World, run: Loop, requests: Requests, monkeypatch: pytest.MonkeyPatch
+    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     td, session = TensorDict({"a": torch.zeros(4), "s": "text"}, [4]), world.session()
     for request, name in enumerate("xy", 1):
@@ -41,11 +40,11 @@ def test_checkpoint_when_its_session_ends_while_values_are_copied_then_nothing_i
 
     async def scenario() -> None:
         asked = control_pb2.CheckpointRequest(checkpoint=ID, timeout_s=20.0, freeze=1 << 30)
-        freezing = asyncio.create_task(requests.moves.handlers["checkpoint"](session, 3, asked))
+        freezing = asyncio.create_task(world.services.moves.handlers["checkpoint"](session, 3, asked))
         await asyncio.to_thread(has_begun.wait, 20.0)
         assert world.root.checkpoint_folder(ID).exists()
         session.ended.set()
-        await requests.moves.on_session_ended(session.number)
+        await world.services.moves.on_session_ended(session.number)
         may_go_on.set()
         with pytest.raises(PeerLostError):
             await freezing
@@ -55,13 +54,13 @@ def test_checkpoint_when_its_session_ends_while_values_are_copied_then_nothing_i
 
 
 def test_seal_when_it_begins_only_after_its_session_has_ended_then_the_store_serves_again(
-    world: World, run: Loop, requests: Requests
+    world: World, run: Loop
 ) -> None:
     store, session = create(world, run), world.session()
     session.ended.set()
-    run(requests.moves.on_session_ended(session.number))
+    run(world.services.moves.on_session_ended(session.number))
     asked = control_pb2.MoveRequest(store=store.name, move=ID, timeout_s=20.0)
     asked.seal = True
-    run(requests.moves.handlers["move"](session, 1, asked))
+    run(world.services.moves.handlers["move"](session, 1, asked))
     assert world.stores.seals.find(store.name) is None
     store.check_present()

@@ -11,6 +11,7 @@ import pytest
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, DeadlineExceededError, StoreMovedError, StoreNotFoundError
 from tdserve.rules.catalog import StoreRecord
+from tdserve.server.moves.move_requests import MoveRequests
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.requests import Requests
@@ -25,9 +26,9 @@ from tests.unit.server.world import Loop, World, outbox
 SEAL = Seal(3, f"{7:032x}")
 
 
-async def pause(requests: Requests, store: OpenedStore) -> StoreRecord:
+async def pause(moves: MoveRequests, store: OpenedStore) -> StoreRecord:
     """Brings a store to rest for a moment; returns its record as it is then."""
-    leaving = requests.moves.leaving
+    leaving = moves.leaving
     sealed = await leaving.seal(store, SEAL, Deadline.after(20.0))
     leaving.unseal(store.name, SEAL)
     return StoreRecord.from_bytes(sealed.store.record)
@@ -73,7 +74,7 @@ def test_delete_when_the_store_is_sealed_just_now_then_refused_and_its_retry_del
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         loop.call_soon(lambda: session.run_at_once(requests.serve(session, delete), 7))  # before the seal begins
-        await asyncio.create_task(pause(requests, store))
+        await asyncio.create_task(pause(world.services.moves, store))
         await session.finish(20.0)
         assert isinstance(outbox(session).error(), StoreMovedError)
         assert store.name in world.stores.catalog
@@ -98,7 +99,7 @@ def test_leaves_when_a_seal_comes_in_their_last_step_then_they_come_and_what_is_
     async def scenario() -> StoreRecord:
         adding = asyncio.create_task(requests.serve(session, asked))
         await asyncio.to_thread(moving.has_begun.wait, 20.0)
-        sealing = asyncio.create_task(pause(requests, store))
+        sealing = asyncio.create_task(pause(world.services.moves, store))
         while not store.waiters.is_away:  # noqa: ASYNC110 (it has begun in a turn or two)
             await asyncio.sleep(0)
         moving.may_go_on.set()
@@ -127,11 +128,11 @@ def test_leaves_when_they_still_lack_room_after_a_restart_then_a_seal_waits_for_
 
     async def scenario() -> StoreRecord:
         await world.alterations.repair()
-        store, leaving = world.stores.get("r"), world.services.requests.moves.leaving
+        store, leaving = world.stores.get("r"), world.services.moves.leaving
         with pytest.raises(DeadlineExceededError, match="room for new leaves"):
             await leaving.seal(store, SEAL, Deadline.after(0.05))
         patch.undo()
-        resting = await pause(world.services.requests, store)
+        resting = await pause(world.services.moves, store)
         assert Restructured.load(world.db) == []
         return resting
 
@@ -159,7 +160,7 @@ def test_alter_when_a_seal_comes_while_its_files_find_no_room_then_the_seal_wait
         await requests.serve(session, asked)
         outbox(session).done()
         assert store.writes  # nobody can read it
-        return await pause(requests, store)
+        return await pause(world.services.moves, store)
 
     assert run(scenario()).structure == 1
     assert store.generations is not None
@@ -167,11 +168,9 @@ def test_alter_when_a_seal_comes_while_its_files_find_no_room_then_the_seal_wait
     assert not (store.get_generation_values() & 1).any()
 
 
-def test_seal_when_the_store_was_deleted_just_before_then_not_found(
-    world: World, run: Loop, requests: Requests
-) -> None:
+def test_seal_when_the_store_was_deleted_just_before_then_not_found(world: World, run: Loop) -> None:
     store = create(world, run)
     run(world.stores.delete(store))
     with pytest.raises(StoreNotFoundError):
-        run(pause(requests, store))
+        run(pause(world.services.moves, store))
     assert world.stores.seals.find(store.name) is None
