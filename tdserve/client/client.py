@@ -172,8 +172,9 @@ class Client(TensorDictClient):
             NotSupportedError: Several servers share it: a client of all of them can delete it.
         """
         delete_store(self, name)
-        if self._session is not None:
-            self._session.mover.forget_deleted()
+        session = self._session  # read once: another thread may close the client meanwhile
+        if session is not None:
+            session.mover.forget_deleted()
 
     def get_home(self, name: str) -> Client:
         """Returns the client of the server that has, or will have, a store: this one."""

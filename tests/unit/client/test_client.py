@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import inspect
 import socket
+import sys
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import (
+    ClosedError,
     ConnectError,
     InvalidRequestError,
     InvalidSpecError,
@@ -101,3 +106,33 @@ def test_stats_when_asked_then_plain_values(client: tdserve.Client, name: str) -
     assert [stats[reason] for reason in reasons] == ["", "", ""]
     assert stats["address"] == client.address
     assert stats["transports"]["inline" if client.transport == "gloo" else "shm"]["transfers_in"] >= 1
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_delete_when_the_client_is_closed_amid_it_then_done_or_refused_as_closed(
+    server: tdserve.Server, name: str, step: int
+) -> None:
+    client, code, lines = server.client(), inspect.unwrap(tdserve.Client.delete).__code__, list[int]()
+
+    def close_at_a_line(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is not code:
+            return None
+        if event == "line":
+            lines.append(frame.f_lineno)
+            if len(lines) == step + 1:
+                client.close()
+        return close_at_a_line
+
+    client.init_remote(ROW, name)
+    before = sys.gettrace()
+    sys.settrace(close_at_a_line)
+    try:
+        with suppress(ClosedError):
+            client.delete(name)
+    finally:
+        sys.settrace(before)
+        client.close()
+    assert len(lines) >= step
+    with server.client() as other:
+        if name in other:
+            other.delete(name)
