@@ -53,6 +53,10 @@ class RequestNumbers:
         """The number that was given last."""
         return self._next - 1
 
+    def is_write(self, request: int | None) -> bool:
+        """Returns whether a number is that of a write under way."""
+        return request in self._writes
+
     def take_number(self) -> int:
         """Returns a number for a request that changes nothing."""
         with self._lock:
@@ -64,6 +68,10 @@ class RequestNumbers:
             request = self._take()
             self._changes.add(request)
             return request
+
+    def begin(self, deadline: Deadline, *, is_write: bool) -> int:
+        """Returns a number as ``begin_write`` does, or ``begin_change``."""
+        return self.begin_write(deadline) if is_write else self.begin_change()
 
     def begin_write(self, deadline: Deadline) -> int:
         """Returns a number for a write; ``end`` must follow. Waits while too many writes are under way.

@@ -202,6 +202,7 @@ class SessionClient:
     def _call_anywhere(
         self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, request: int | None
     ) -> _Result:
+        is_write = self.requests.is_write(request)  # asked first: the number ends with the call
         try:
             return self._call_here(attempt, deadline, request)
         except StoreMovedError as error:
@@ -209,7 +210,7 @@ class SessionClient:
                 raise
             # It was refused for good: no earlier attempt has carried it out either.
             elsewhere = self.find_moved(error, deadline)
-            moved = None if request is None else elsewhere.requests.begin_write(deadline)
+            moved = None if request is None else elsewhere.requests.begin(deadline, is_write=is_write)
             return elsewhere.call(attempt, deadline, request=moved)
 
     def _call_here(

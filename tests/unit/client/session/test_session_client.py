@@ -9,11 +9,14 @@ import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ClosedError,
+    DeadlineExceededError,
     InvalidRequestError,
     NotSupportedError,
     PeerLostError,
+    StoreMovedError,
     StoreNotFoundError,
 )
+from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 
@@ -74,6 +77,30 @@ def test_call_when_refused_or_interrupted_then_raised_at_once(
         client.call(attempt, client.deadline(None))
     (session,) = sessions
     assert session.is_lost is not stays
+
+
+def test_call_when_its_store_has_moved_then_a_write_waits_for_the_window_there_and_another_change_does_not(
+    client: tdserve.Client, server: tdserve.Server
+) -> None:
+    sessions: list[Session] = []
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> int:
+        sessions.append(session)
+        if len(sessions) % 2:
+            raise StoreMovedError(name="x", server=1, move="m")
+        return elsewhere.requests.num_writes
+
+    def change(number: int, timeout_s: float) -> int:
+        return client.call(attempt, Deadline.after(timeout_s), request=number)
+
+    with server.client() as elsewhere:
+        client.find_moved = lambda error, deadline: elsewhere
+        assert change(client.requests.begin_write(Deadline.never), 30.0) == 1
+        writes = [elsewhere.requests.begin_write(Deadline.never) for _ in range(MAX_WRITES_UNDER_WAY)]
+        assert change(client.requests.begin_change(), 30.0) == len(writes)
+        with pytest.raises(DeadlineExceededError, match="one of the 64 writes"):
+            change(client.requests.begin_write(Deadline.never), 0.05)
+        assert client.requests.num_writes == 0
 
 
 def test_client_when_pickled_then_another_one_of_the_same_server(client: tdserve.Client, name: str) -> None:
