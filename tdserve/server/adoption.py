@@ -17,6 +17,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     CorruptDataError,
     InvalidRequestError,
+    InvalidSpecError,
     NotSupportedError,
     StoreExistsError,
     TooLargeError,
@@ -137,7 +138,7 @@ class Adoption:
                 f"are all that is wanted, move or copy it out of {os.path.dirname(path)}, and adopt it there"
             )
             raise NotSupportedError(feature=f"adopting {path}", reason=reason)
-        found = await asyncio.to_thread(read_folder, path, writable=not read_only)
+        found = await asyncio.to_thread(_read_adopted, name, path, writable=not read_only)
         block = await asyncio.to_thread(encode_values, found)
         for other in self._stores.catalog.find_overlapping(path):
             if not (other.read_only and read_only):
@@ -172,6 +173,14 @@ class Adoption:
         await self._worker.ready.wait()
         order.put_values.store.CopyFrom(store.make_ref(self._worker.known_specs))
         await self._worker.submit(order)
+
+
+def _read_adopted(name: str, path: str, *, writable: bool) -> FoundFolder:
+    """Reads the folder of a store. What reads a structure knows neither of the two, which the error has to name."""
+    try:
+        return read_folder(path, writable=writable)
+    except InvalidSpecError as error:
+        raise InvalidSpecError(store=name, reason=f"in the folder {path}, {error.reason}") from error
 
 
 def _has_meta(path: str) -> bool:

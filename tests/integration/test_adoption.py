@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -286,6 +287,13 @@ def test_adopt_when_it_cannot_be_then_typed_error_and_the_name_stays_free(
     os.truncate(folder / "x.memmap", 70)
     with pytest.raises(tdserve.CorruptDataError, match="72 bytes at key 'x', found 70 bytes"):
         client.adopt(folder, name)
+    broken = tmp_path / "broken"
+    TensorDict({"a": torch.zeros(4, 2)}, [4]).memmap(broken)
+    meta = broken / "meta.json"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "shape": [3]}))
+    reason = rf"structure for store '{name}': in the folder {broken}, .*shape \(4, 2\).*batch size \(3,\)"
+    with pytest.raises(tdserve.InvalidSpecError, match=reason):
+        client.adopt(broken, name)
     assert name not in client
     assert name in client.memmap(content().select("x"), name).name
 
