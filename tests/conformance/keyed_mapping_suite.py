@@ -9,7 +9,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tests.conformance.keyed_suite import KeyedSuite, assert_same, entries, entry
+from tests.conformance.keyed_arguments_suite import KeyedArgumentsSuite
+from tests.conformance.keyed_suite import assert_same, entries, entry
 
 NUM_MANY = 2_500
 """Entries that no iterator reads in one call."""
@@ -20,7 +21,7 @@ def make_pair(number: int) -> torch.Tensor:
     return torch.full((2,), number)
 
 
-class KeyedMappingSuite(KeyedSuite):
+class KeyedMappingSuite(KeyedArgumentsSuite):
     """The requirements of keyed stores that are used as dicts. A subclass gives ``connect``."""
 
     def test_get_when_absent_and_a_default_is_given_then_that(self, client: tdserve.Client, name: str) -> None:

@@ -313,7 +313,7 @@ class KeyedSuite(Suite):
         kv.put("a", 1)
         with connect() as other, ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(other.kv(name).get, ["a", "b", "c"], timeout_s=60.0)
-            wait_for(lambda: kv.info()["num_waiting"] == 1, "a waiting get")
+            wait_for(lambda: kv.info()["num_waiting"] >= 1, "a waiting get")
             kv.put("b", 2)
             kv.put("unrelated", 0)
             assert not waiting.done()

@@ -17,6 +17,7 @@ from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.row_choice import choose_rows, count_rows
 from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.kv.entry_mapping import EntryMapping
+from tdserve.client.kv.key_arguments import encode_key, encode_keys, list_keys, list_versions
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.rules.kv.entry_changes import make_missing_error
@@ -66,8 +67,9 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
     """A keyed store that several servers share; calls as of :class:`tdserve.KeyedHandle`.
 
     A call reads or changes the keys of one server as of one moment, and those of several servers one server after the
-    other, or at the same time. While a server does not answer, its keys cannot be read or written; listings leave them
-    out.
+    other, or at the same time. Each server counts versions: those of an entry grow, and entries of several servers may
+    have the same. An early put of several keys may be overtaken by later calls. While a server does not answer, its
+    keys cannot be read or written; listings leave them out.
     """
 
     def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
@@ -76,9 +78,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         self.settings = KeyedSettings.from_json(self._first.settings)
 
     def _find_shard(self, key: Any) -> int:
-        if not isinstance(key, str):
-            raise InvalidRequestError(argument="keys", reason=f"{key!r} is not a str")
-        return hash_to_shard(key.encode(errors="surrogatepass"), self.num_shards)
+        return hash_to_shard(encode_key(key), self.num_shards)
 
     def _split(self, keys: Sequence[str]) -> dict[int, list[int]]:
         where: dict[int, list[int]] = {}
@@ -141,67 +141,79 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
     # ------------------------------------------------------------ changes
 
     @gather_spans
-    def put(self, keys: Any, values: Any, if_version: Any = None, *, return_early: bool = False, **options: Any) -> Any:
+    def put(
+        self,
+        keys: str | Sequence[str],
+        values: Any,
+        if_version: int | Sequence[int] | None = None,
+        *,
+        timeout_s: float | None = None,
+        return_early: bool = False,
+    ) -> Any:
         """Puts entries; arguments, results and errors as of ``KeyedHandle.put``, atomic for the keys of each server.
 
         With ``return_early=True`` values of several keys are read later, and must not change before the future is done.
         """
-        deadline = self.make_deadline(options.pop("timeout_s", None))
+        deadline = self.make_deadline(timeout_s)
         if isinstance(keys, str):
 
             def put_one(part: Any) -> Any:
-                return part.put(keys, values, if_version, return_early=return_early, **options)
+                return part.put(keys, values, if_version, return_early=return_early)
 
             return self.ask_part(self._find_shard(keys), put_one, deadline)
-        names = _list_names(keys)
-        _check_length("values", values, names)
-        if if_version is not None and not isinstance(if_version, int):
-            _check_length("if_version", if_version, names)
+        names = list_keys(keys)
+        encode_keys(names)  # checked before any server puts some
+        _check_length(values, names)
+        expected = None if if_version is None else list_versions(if_version, len(names))
 
         def put() -> Any:
             def put_some(part: Any, some: list[str], where: list[int]) -> Any:
-                chosen = choose_rows(values, torch.tensor(where))
-                versions = (
-                    if_version
-                    if if_version is None or isinstance(if_version, int)
-                    else choose_rows(if_version, torch.tensor(where))
-                )
-                return part.put(some, chosen, versions, **options)
+                return part.put(some, choose_rows(values, torch.tensor(where)), _choose_versions(expected, where))
 
             return self._join(names, self._ask_owners(names, put_some, deadline, done="put")) if names else []
 
         return self._cluster.later(put, deadline) if return_early else put()
 
     @gather_spans
-    def delete(self, keys: Any, if_version: Any = None, **options: Any) -> int:
+    def delete(
+        self,
+        keys: str | Sequence[str],
+        if_version: int | Sequence[int] | None = None,
+        *,
+        missing_ok: bool = False,
+        timeout_s: float | None = None,
+    ) -> int:
         """Deletes entries; see ``KeyedHandle.delete``. Atomic for the keys of each server."""
-        names = [keys] if isinstance(keys, str) else _list_names(keys)
+        deadline = self.make_deadline(timeout_s)
+        names = [keys] if isinstance(keys, str) else list_keys(keys)
+        expected = None if if_version is None else list_versions(if_version, len(names))
 
         def delete(part: Any, some: list[str], where: list[int]) -> int:
-            versions = (
-                if_version
-                if if_version is None or isinstance(if_version, int)
-                else choose_rows(if_version, torch.tensor(where))
-            )
-            return int(part.delete(some, versions, **options))
+            return int(part.delete(some, _choose_versions(expected, where), missing_ok=missing_ok))
 
-        deadline = self.make_deadline(options.pop("timeout_s", None))
         return sum(self._ask_owners(names, delete, deadline, done="deleted").values()) if names else 0
 
-    def pop(self, keys: Any, default: Any = NO_DEFAULT, **options: Any) -> Any:
+    def pop(
+        self,
+        keys: str | Sequence[str],
+        default: Any = NO_DEFAULT,
+        *,
+        timeout_s: float | None = 0,
+        select: Any = None,
+        numpy: bool | None = None,
+    ) -> Any:
         """Returns entries and deletes them; see ``KeyedHandle.pop``. Atomic for the keys of each server. Nothing is
         deleted before all are there.
 
         An error has what other servers had popped by then as ``values``: pairs of keys and what ``KeyedHandle.pop``
         returned, or would have returned, for them.
         """
-        wait = self._begin_wait(options.pop("timeout_s", 0))
-
+        wait = self._begin_wait(timeout_s)
         popped: list[tuple[Any, Any]] = []
 
         def pop(part: Any, some: Any, _: Any = None) -> Any:
             try:
-                found = part.pop(some, default, timeout_s=wait.timeout_s, **options)
+                found = part.pop(some, default, timeout_s=wait.timeout_s, select=select, numpy=numpy)
             except UnansweredPopError as error:
                 popped.append((some, error.values))
                 raise
@@ -210,7 +222,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
 
         if isinstance(keys, str):
             return self.ask_part(self._find_shard(keys), lambda part: pop(part, keys), wait.deadline)
-        names = _list_names(keys)
+        names = list_keys(keys)
         if default is NO_DEFAULT:
             with within(wait.deadline):
                 self._wait_present(names, wait.timeout_s)
@@ -232,40 +244,56 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
     # ------------------------------------------------------------ reads
 
     @gather_spans
-    def get(self, keys: Any, select: Any = None, timeout_s: float | None = 0, **options: Any) -> Any:
+    def get(
+        self,
+        keys: str | Sequence[str],
+        select: Any = None,
+        timeout_s: float | None = 0,
+        *,
+        default: Any = NO_DEFAULT,
+        numpy: bool | None = None,
+    ) -> Any:
         """Returns entries; arguments, results and errors as of ``KeyedHandle.get``."""
         wait = self._begin_wait(timeout_s)
 
         def get(part: Any, some: Any, _: Any = None) -> Any:
-            return part.get(some, select, wait.timeout_s, **options)
+            return part.get(some, select, wait.timeout_s, default=default, numpy=numpy)
 
         if isinstance(keys, str):
             return self.ask_part(self._find_shard(keys), lambda part: get(part, keys), wait.deadline)
-        names = _list_names(keys)
+        names = list_keys(keys)
         if not names:
             return self.ask_part(0, lambda part: get(part, names), wait.deadline)
         found = self._ask_owners(names, get, wait.deadline)
         return self._join(names, found)
 
-    def get_with_versions(self, keys: Any, select: Any = None, timeout_s: float | None = 0, **options: Any) -> Any:
+    def get_with_versions(
+        self,
+        keys: str | Sequence[str],
+        select: Any = None,
+        timeout_s: float | None = 0,
+        *,
+        numpy: bool | None = None,
+    ) -> tuple[Any, Any]:
         """Returns entries and their versions; see ``KeyedHandle.get_with_versions``."""
         wait = self._begin_wait(timeout_s)
 
         def get(part: Any, some: Any, _: Any = None) -> Any:
-            return part.get_with_versions(some, select, wait.timeout_s, **options)
+            return part.get_with_versions(some, select, wait.timeout_s, numpy=numpy)
 
         if isinstance(keys, str):
-            return self.ask_part(self._find_shard(keys), lambda part: get(part, keys), wait.deadline)
-        names = _list_names(keys)
+            one: tuple[Any, Any] = self.ask_part(self._find_shard(keys), lambda part: get(part, keys), wait.deadline)
+            return one
+        names = list_keys(keys)
         found = self._ask_owners(names, get, wait.deadline)
         values = self._join(names, {shard: each[0] for shard, each in found.items()})
         return values, self._join(names, {shard: each[1] for shard, each in found.items()})
 
-    def versions(self, keys: Any) -> Any:
+    def versions(self, keys: str | Sequence[str]) -> Any:
         """Returns the version of an entry, or of each of several; 0 if it is absent."""
         if isinstance(keys, str):
             return self.ask_part(self._find_shard(keys), lambda part: part.versions(keys))
-        names = _list_names(keys)
+        names = list_keys(keys)
         return self._join(names, self._ask_owners(names, lambda part, some, _: part.versions(some))) if names else []
 
     def keys(self, prefix: str = "") -> list[str]:
@@ -280,31 +308,33 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         return iter(self.keys())
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and self.ask_part(self._find_shard(key), lambda part: key in part)
+        try:
+            shard = self._find_shard(key)
+        except InvalidRequestError:  # no entry can have it
+            return False
+        return bool(self.ask_part(shard, lambda part: key in part))
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: str | Sequence[str]) -> Any:
         return self.get(key)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: str | Sequence[str], value: Any) -> None:
         self.put(key, value)
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: str | Sequence[str]) -> None:
         self.delete(key)
 
 
-def _list_names(keys: Any) -> list[str]:
-    if not isinstance(keys, (list, tuple)):
-        raise InvalidRequestError(argument="keys", reason=f"{keys!r} is neither a key nor a list of keys")
-    return list(keys)
+def _choose_versions(versions: Sequence[int] | None, where: Sequence[int]) -> list[int] | None:
+    return None if versions is None else [versions[number] for number in where]
 
 
-def _check_length(argument: str, values: Any, keys: Sequence[str]) -> None:
+def _check_length(values: Any, keys: Sequence[str]) -> None:
     """Raises InvalidRequestError if there are more or fewer values than keys."""
     if isinstance(values, dict):
         for each in values.values():
-            _check_length(argument, each, keys)
+            _check_length(each, keys)
         return
     length = count_rows(values)
     if length != len(keys):
-        reason = f"{'one value' if length is None else length} for {len(keys)} keys"
-        raise InvalidRequestError(argument=argument, reason=reason)
+        what = "one value" if length is None else f"{length} values"
+        raise InvalidRequestError(argument="values", reason=f"{what} for {len(keys)} keys")

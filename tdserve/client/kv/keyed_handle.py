@@ -16,11 +16,11 @@ from tdserve.base.errors import (
     UnansweredPopError,
     VersionConflictError,
 )
-from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.handles.key_paths import NO_DEFAULT, list_paths
 from tdserve.client.kv.entry_mapping import EntryMapping
+from tdserve.client.kv.key_arguments import encode_key, encode_keys, list_keys, list_versions, settle_keys
 from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
 from tdserve.client.kv.records import Records, make_records
 from tdserve.client.session.awaitable_future import AwaitableFuture
@@ -31,7 +31,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.data.stored_entries import MAX_LISTED
-from tdserve.rules.kv.entry_changes import ABSENT, MAX_KEY_BYTES, check_num_keys, make_missing_error, show_key
+from tdserve.rules.kv.entry_changes import ABSENT, MAX_KEY_BYTES, make_missing_error, show_key
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.entry_tables import FoundEntries
 from tdserve.structure.tree import Spec
@@ -115,12 +115,12 @@ class KeyedHandle(EntryMapping, ByAddress):
         deadline = self._client.deadline(timeout_s)
         is_queued = return_early or self._coalescer.is_waiting  # behind puts that were first
         if isinstance(keys, str):
-            encoded, records = [_encode_key(keys)], SplitColumn.from_values([self._records.encode(keys, values)])
+            encoded, records = [encode_key(keys)], SplitColumn.from_values([self._records.encode(keys, values)])
         else:
-            keys = _list_keys(keys)
-            encoded = _encode_keys(keys)
+            keys = list_keys(keys)
+            encoded = encode_keys(keys)
             records = self._records.encode_many(keys, values, copies=is_queued)
-        expected = None if if_version is None else _list_versions(if_version, len(encoded))
+        expected = None if if_version is None else list_versions(if_version, len(encoded))
         is_one = isinstance(keys, str)
         if not encoded:
             return AwaitableFuture.make_done([]) if return_early else []
@@ -150,8 +150,8 @@ class KeyedHandle(EntryMapping, ByAddress):
             KeyNotFoundError: A key is absent. Nothing was deleted.
             VersionConflictError: An entry has another version. Nothing was deleted.
         """
-        encoded = _encode_keys(_settle_keys(keys))
-        expected = [] if if_version is None else _list_versions(if_version, len(encoded))
+        encoded = encode_keys(settle_keys(keys))
+        expected = [] if if_version is None else list_versions(if_version, len(encoded))
         if not encoded:
             return 0
         return self._remove(encoded, expected, self._client.deadline(timeout_s), missing_ok=missing_ok)
@@ -177,8 +177,8 @@ class KeyedHandle(EntryMapping, ByAddress):
                 timeout is 0), and it is unknown whether the entries were deleted. ``values`` of the error is what would
                 have been returned.
         """
-        keys = _settle_keys(keys)
-        encoded = _encode_keys(keys)
+        keys = settle_keys(keys)
+        encoded = encode_keys(keys)
         patience = self._make_patience(timeout_s, default)
         self._coalescer.flush(patience.deadline)
         for number in range(MAX_POP_TRIES):
@@ -249,7 +249,7 @@ class KeyedHandle(EntryMapping, ByAddress):
             KeyNotFoundError: A key is absent, and the timeout is 0; or there is nothing to select.
             DeadlineExceededError: A key was absent all the time.
         """
-        keys = _settle_keys(keys)
+        keys = settle_keys(keys)
         return self._decode(keys, self._get(keys, timeout_s, default), select, numpy, default)
 
     def get_with_versions(
@@ -264,15 +264,15 @@ class KeyedHandle(EntryMapping, ByAddress):
 
         Of one key a value and a version, of several the values and a list of versions.
         """
-        keys = _settle_keys(keys)
+        keys = settle_keys(keys)
         found = self._get(keys, timeout_s)
         values = self._decode(keys, found, select, numpy)
         return values, found.versions[0] if isinstance(keys, str) else found.versions
 
     def versions(self, keys: str | Sequence[str]) -> Any:
         """Returns the version of an entry, or of each of several; 0 if it is absent."""
-        names = [keys] if isinstance(keys, str) else _list_keys(keys)
-        found = self._look_up(_encode_keys(names), self._client.deadline(None), asks_versions=True)
+        names = [keys] if isinstance(keys, str) else list_keys(keys)
+        found = self._look_up(encode_keys(names), self._client.deadline(None), asks_versions=True)
         return found.versions[0] if isinstance(keys, str) else found.versions
 
     def keys(self, prefix: str = "") -> list[str]:
@@ -281,7 +281,7 @@ class KeyedHandle(EntryMapping, ByAddress):
             raise InvalidRequestError(argument="prefix", reason=f"{prefix!r} is not a str")
         if len(prefix.encode(errors="replace")) > MAX_KEY_BYTES:
             return []  # no key is as long
-        encoded, found = _encode_key(prefix) if prefix else b"", list[bytes]()
+        encoded, found = encode_key(prefix) if prefix else b"", list[bytes]()
         deadline = self._client.deadline(None)
         while True:
             asked = control_pb2.ListRequest(prefix=encoded, after=found[-1] if found else b"")
@@ -302,7 +302,7 @@ class KeyedHandle(EntryMapping, ByAddress):
 
     def __contains__(self, key: object) -> bool:
         try:
-            encoded = _encode_key(key)
+            encoded = encode_key(key)
         except InvalidRequestError:  # no entry can have it
             return False
         return bool(self._look_up([encoded], self._client.deadline(None), asks_versions=True).versions[0])
@@ -334,7 +334,7 @@ class KeyedHandle(EntryMapping, ByAddress):
         return [*map(show, several)] if type(several) is list else show(several)
 
     def _get(self, keys: str | Sequence[str], timeout_s: float | None, default: Any = NO_DEFAULT) -> FoundEntries:
-        encoded = _encode_keys(keys)
+        encoded = encode_keys(keys)
         return self._find(encoded, self._make_patience(timeout_s, default), default)
 
     def _make_patience(self, timeout_s: float | None, default: Any = NO_DEFAULT) -> _Patience:
@@ -422,53 +422,6 @@ class _Patience(NamedTuple):
 
     deadline: Deadline
     waits: bool
-
-
-def _encode_key(key: object) -> bytes:
-    if not isinstance(key, str):
-        raise InvalidRequestError(argument="key", reason=f"{key!r} is not a str")
-    try:
-        encoded = key.encode()
-    except UnicodeEncodeError as fault:
-        raise InvalidRequestError(argument="key", reason=f"{key[:40]!r} is not valid unicode") from fault
-    if not 1 <= len(encoded) <= MAX_KEY_BYTES:
-        reason = f"{key[:40]!r} has {len(encoded)} bytes in UTF-8, not 1 to {MAX_KEY_BYTES}"
-        raise InvalidRequestError(argument="key", reason=reason)
-    return encoded
-
-
-def _settle_keys(keys: Any) -> str | list[str]:
-    """Returns one key, or several in a list, which can be gone through twice."""
-    return keys if isinstance(keys, str) else _list_keys(keys)
-
-
-def _encode_keys(keys: str | Sequence[str]) -> list[bytes]:
-    if isinstance(keys, str):
-        return [_encode_key(keys)]
-    try:
-        encoded = [*map(str.encode, keys)]  # in half the time
-    except (TypeError, UnicodeEncodeError):
-        return [*map(_encode_key, keys)]
-    sizes = [*map(len, encoded)]
-    return encoded if sizes and 1 <= min(sizes) <= max(sizes) <= MAX_KEY_BYTES else [*map(_encode_key, keys)]
-
-
-def _list_keys(keys: Any) -> list[str]:
-    if isinstance(keys, (bytes, bytearray)):
-        raise InvalidRequestError(argument="keys", reason=f"{bytes(keys)!r} is neither a str nor a list of str")
-    try:
-        found = list(keys)
-    except TypeError as fault:
-        raise InvalidRequestError(argument="keys", reason=f"{keys!r} is neither a str nor a list of str") from fault
-    check_num_keys(found)
-    return found
-
-
-def _list_versions(versions: int | Sequence[int], num_keys: int) -> list[int]:
-    given = [versions] * num_keys if not isinstance(versions, (list, tuple)) else list(versions)
-    if len(given) != num_keys:
-        raise InvalidRequestError(argument="if_version", reason=f"{len(given)} versions for {num_keys} keys")
-    return [check_integer("if_version", version, 0) for version in given]
 
 
 def _count_up(version: int, is_one: bool, num_keys: int) -> Any:
