@@ -26,6 +26,7 @@ from tdserve.base.errors import (
 from tests.conformance.row_deletions_suite import RowDeletionsSuite
 from tests.conformance.row_reads_suite import RowReadsSuite
 from tests.conformance.suite import Connect
+from tests.conformance.table_arguments_suite import TableArgumentsSuite
 from tests.processes import wait_for
 
 TIMEOUT_S = 30.0
@@ -72,7 +73,7 @@ def assert_equal(found: TensorDict, expected: TensorDict) -> None:
 
 
 @pytest.mark.integration
-class ServiceSuite(RowReadsSuite, RowDeletionsSuite):
+class ServiceSuite(RowReadsSuite, RowDeletionsSuite, TableArgumentsSuite):
     """The requirements of the service over every transport.
 
     A subclass gives ``connect``, which returns a fresh client of one server that may have other stores, and

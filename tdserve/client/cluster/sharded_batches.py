@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
+from threading import BoundedSemaphore
 from types import TracebackType
 from typing import Any
 
@@ -16,8 +16,11 @@ from tdserve.client.cluster.drawn_parts import DrawnPart
 from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.outer_modes import leave_modes_in_calls
-from tdserve.client.tables.batches_ahead import BatchesAhead
+from tdserve.client.session.step_counts import StepCount
+from tdserve.client.tables.batches_ahead import POLL_S, BatchesAhead, make_late_error, take_prefetched
 from tdserve.client.tables.change_requests import to_row_numbers
+from tdserve.client.tables.draw_arguments import Ahead
+from tdserve.client.tables.share import Share
 from tdserve.client.tables.taking import Lease, acknowledge, give_back_later, name_rows
 
 
@@ -105,32 +108,50 @@ def _give_back_later(held: list[tuple[DrawnPart, Lease]]) -> None:
 
 @leave_modes_in_calls
 class ShardedBatches:
-    """An iterator over samples that a thread draws ahead; a context manager. It ends as ``Batches`` does.
+    """An iterator over samples that a thread draws ahead; a context manager. It ends as ``Batches`` does, and ``next``
+    raises what that of ``Batches`` raises.
 
     Args:
-        draw: Draws the batch of a number, from 0.
+        draw: Draws the batch of a number, from 0; returns it behind the share that it is, None if it is none.
         name: Of the table, for errors.
-        prefetch: Batches that wait, at most.
-        drop_after_s: A batch that has waited longer is dropped; None: none.
+        ahead: What is drawn ahead.
+        timeout_s: Seconds that one batch may take.
+        step_count: Counts the steps that the caller has had; None: batches are no shares.
     """
 
-    def __init__(self, draw: Callable[[int], Any], name: str, *, prefetch: int, drop_after_s: float | None) -> None:
-        self._drop_after_s = math.inf if drop_after_s is None else drop_after_s
-        self._ahead = ahead = BatchesAhead(name, max_batches=prefetch)
-        weakref.finalize(self, ahead.closed.set)
-        ahead.start(partial(_fill, draw, ahead), ahead.closed.set)
+    def __init__(
+        self,
+        draw: Callable[[int], tuple[Share | None, Any]],
+        name: str,
+        *,
+        ahead: Ahead,
+        timeout_s: float,
+        step_count: StepCount | None,
+    ) -> None:
+        self._name, self._drop_after_s, self._timeout_s = name, ahead.drop_after_s, timeout_s
+        self._step_count = step_count
+        self._ahead = batches = BatchesAhead(name, max_batches=ahead.num_batches)
+        self._room = room = BoundedSemaphore(ahead.num_batches)
+        weakref.finalize(self, batches.closed.set)
+        batches.start(partial(_fill, draw, batches, room), batches.closed.set)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
+        began_s = time.monotonic()
         while True:
             try:
-                came_s, batch = self._ahead.take()
+                came_s, share, batch = self._ahead.take()
             except EndOfStreamError:
                 raise StopIteration from None
+            self._room.release()
+            if not take_prefetched(self._step_count, share):
+                continue
             if time.monotonic() - came_s <= self._drop_after_s:
                 return batch
+            if time.monotonic() - began_s > self._timeout_s:
+                raise make_late_error(self._name, self._timeout_s)
 
     def __enter__(self) -> ShardedBatches:
         return self
@@ -143,15 +164,19 @@ class ShardedBatches:
         self._ahead.closed.set()
 
 
-def _fill(draw: Callable[[int], Any], ahead: BatchesAhead) -> None:
+def _fill(draw: Callable[[int], tuple[Share | None, Any]], ahead: BatchesAhead, room: BoundedSemaphore) -> None:
+    """Draws batches while there is room for one that is under way or waits."""
     number = 0
     while not ahead.closed.is_set():
+        if not room.acquire(timeout=POLL_S):
+            continue
         try:
-            batch = draw(number)
+            share, batch = draw(number)
         except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: the iterator raises it)
+            room.release()
             ahead.put(error)
             if not isinstance(error, DeadlineExceededError) and not getattr(error, "retryable", False):
                 return
         else:
             number += 1
-            ahead.put((time.monotonic(), batch))
+            ahead.put((time.monotonic(), share, batch))

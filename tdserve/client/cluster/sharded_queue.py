@@ -9,7 +9,6 @@ from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.sharded_batches import ShardedTaken
 from tdserve.client.cluster.sharded_table import ShardedTable
-from tdserve.client.content.devices import choose_arrays
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.session.call_traces import gather_spans
@@ -65,14 +64,27 @@ class ShardedQueueHandle(ShardedTable):
         )
 
     def batches(
-        self, num_rows: int, *, device: Any = None, timeout_s: float | None = None, **options: Any
+        self,
+        num_rows: int,
+        *,
+        min_rows: int | None = None,
+        max_lag: int | None = None,
+        device: Any = None,
+        pad: Pad = None,
+        numpy: bool | None = None,
+        timeout_s: float | None = None,
     ) -> TakenBatches:
-        """Returns an iterator that takes rows until all shards are closed and drained; see ``QueueHandle.batches``."""
+        """Returns an iterator that takes rows until all shards are closed and drained; arguments and errors as of
+        ``QueueHandle.batches``."""
         num_rows = check_num_rows(num_rows, device)
-        options["numpy"] = choose_arrays(options.get("numpy"), device)
-        return TakenBatches(
-            lambda within_s: self.take(num_rows, timeout_s=within_s, **options),
-            self.name,
-            device=device,
-            timeout_s=self._get_timeout_s(timeout_s),
+        wait_s, deadline = self._get_timeout_s(timeout_s), self.make_deadline(timeout_s)
+        conditions = Conditions(max_lag=max_lag, min_rows=check_min_rows(min_rows, num_rows))
+        query = self.ask_any_part(
+            lambda part: part.make_query(conditions, is_lease=True, pad=pad, device=device, numpy=numpy), deadline
         )
+        options: dict[str, Any] = {"min_rows": min_rows, "max_lag": max_lag, "pad": pad, "numpy": query.is_numpy}
+
+        def take(within_s: float) -> Any:
+            return self.take(num_rows, timeout_s=within_s, **options)
+
+        return TakenBatches(take, self.name, device=device, timeout_s=wait_s)

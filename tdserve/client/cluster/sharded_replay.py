@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,16 +18,15 @@ from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.shard_shares import ShardShares
 from tdserve.client.cluster.sharded_batches import ShardedBatches, ShardedTaken
 from tdserve.client.cluster.sharded_table import ShardedTable, select_rows
-from tdserve.client.content.devices import choose_arrays, to_device
+from tdserve.client.content.devices import resolve_device, to_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
-from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.session.step_counts import StepCount, StepCounts
 from tdserve.client.tables.change_requests import spread_generations, to_priorities, to_row_numbers
-from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
+from tdserve.client.tables.draw_arguments import Conditions, check_ahead, check_min_rows, check_num_rows
 from tdserve.client.tables.sampling import Query
-from tdserve.client.tables.share import Share, parse_share
+from tdserve.client.tables.share import Share, parse_table_share
 from tdserve.client.tables.taken_batches import TakenBatches
 from tdserve.client.tables.taking import acknowledge, name_rows
 from tdserve.rules.placement import PlacementRecord
@@ -75,20 +75,33 @@ class ShardedReplayHandle(ShardedTable):
         num_rows = check_num_rows(num_rows, device)
         deadline = self.make_deadline(timeout_s)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
-        asked = self._parse_share(rank, world_size, step, balance, run, deadline)
-        options = {"pad": pad, "device": device, "numpy": numpy}
-        if asked is not None:
-            with self._get_step_count(asked).take(asked.step if asked.is_named else None) as number:
-                share = asked.move_to(number)
-                drawn = self._shares.draw(
-                    self._make_queries(conditions, share=share, **options), share, num_rows, deadline
-                )
-                return self._finish(drawn, device)
-        if consumer:
-            drawn = self._take_all(self._make_queries(conditions, is_lease=True, **options), num_rows, deadline)
+        asked = parse_table_share(self, rank, world_size, step, balance, run, deadline)
+        draw = partial(self._draw_rows, num_rows, conditions, deadline, device=device, pad=pad, numpy=numpy)
+        if asked is None:
+            return draw(None)
+        with self._get_step_count(asked).take(asked.step if asked.is_named else None) as number:
+            return draw(asked.move_to(number))
+
+    def _draw_rows(
+        self,
+        num_rows: int,
+        conditions: Conditions,
+        deadline: Deadline,
+        share: Share | None,
+        *,
+        device: Any,
+        **form: Any,
+    ) -> Any:
+        """Draws rows; with a share those of a rank in a step, which is not counted."""
+        is_lease = bool(conditions.consumer) and share is None
+        queries = self._make_queries(conditions, is_lease=is_lease, share=share, device=device, **form)
+        if share is not None:
+            drawn = self._shares.draw(queries, share, num_rows, deadline)
+        elif is_lease:
+            drawn = self._take_all(queries, num_rows, deadline)
         else:
-            drawn = self._draws.draw(self._make_queries(conditions, **options), num_rows, deadline)
-        return self._finish(drawn, device)
+            drawn = self._draws.draw(queries, num_rows, deadline)
+        return drawn[0].query.hand_over(to_device(self._draws.join(drawn).build(), device))
 
     def _take_all(self, queries: Callable[[Any], Query], num_rows: int, deadline: Deadline) -> list[DrawnPart]:
         """Takes rows and acknowledges them before anybody has them; takes others for those of which the lease has ended
@@ -101,21 +114,8 @@ class ShardedReplayHandle(ShardedTable):
                     taken.append(part)
         return taken
 
-    def _finish(self, drawn: Any, device: Any) -> Any:
-        query = drawn[0].query
-        return query.hand_over(to_device(self._draws.join(drawn).build(), device))
-
     def _make_queries(self, conditions: Conditions, **options: Any) -> Callable[[Any], Query]:
         return lambda part: part.make_query(conditions, **options)
-
-    def _parse_share(
-        self, rank: Any, world_size: Any, step: Any, balance: Any, run: Any, deadline: Deadline
-    ) -> Share | None:
-        path = None if balance is None else check_path(balance, argument="balance")
-        share = parse_share(rank, world_size, step, path, run)
-        if path is not None:
-            self.check_key(path, deadline)
-        return share
 
     def _get_step_count(self, share: Share) -> StepCount:
         return self._step_counts.get(self.name, share.rank, share.world_size, share.run)
@@ -209,40 +209,48 @@ class ShardedReplayHandle(ShardedTable):
         world_size: int | None = None,
         step: int | None = None,
         run: str | int | None = None,
+        balance: Any = None,
         prefetch: int = 4,
+        device: Any = None,
+        pad: Pad = None,
         drop: float | None = None,
+        require: Any = None,
         consumer: str = "",
+        min_rows: int | None = None,
+        group_by: Any = None,
+        group_size: int = 0,
+        max_lag: int | None = None,
+        numpy: bool | None = None,
         timeout_s: float | None = None,
-        **options: Any,
     ) -> ShardedBatches | TakenBatches:
-        """Returns an endless iterator over samples, which draws some of them while the caller works; see
-        ``ReplayHandle.batches``."""
-        num_rows = check_num_rows(num_rows, options.get("device"))
-        prefetch = check_integer("prefetch", prefetch, 1)
-        wait_s = self._get_timeout_s(timeout_s)
-        share = parse_share(rank, world_size, step, None, run)
-        if consumer and share is None:
-            device = options.pop("device", None)
-            options["numpy"] = choose_arrays(options.get("numpy"), device)
-            return TakenBatches(
-                lambda within_s: self.take(num_rows, consumer=consumer, timeout_s=within_s, **options),
-                self.name,
-                device=device,
-                timeout_s=wait_s,
-            )
+        """Returns an iterator over samples, which draws some of them while the caller works; arguments and errors as of
+        ``ReplayHandle.batches``. A batch that became too old for ``max_lag`` while it waited is returned."""
+        num_rows = check_num_rows(num_rows, device)
+        wait_s, deadline = self._get_timeout_s(timeout_s), self.make_deadline(timeout_s)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag, check_min_rows(min_rows, num_rows))
+        share = parse_table_share(self, rank, world_size, step, balance, run, deadline)
+        ahead = check_ahead(prefetch, drop, min_rows, consumer, share)
         counts = None if share is None else self._get_step_count(share)
         if share is not None and counts is not None and not share.is_named:
             share = share.move_to(counts.next)
+        is_lease = bool(consumer) and share is None
+        form = {"device": resolve_device(device), "pad": pad, "numpy": numpy}  # here: each thread has its own device
+        queries = self._make_queries(conditions, is_lease=is_lease, share=share, **form)
+        query = self.ask_any_part(queries, deadline)  # checked before a thread draws anything
+        if is_lease:
+            options = {**conditions._asdict(), "min_rows": min_rows, "pad": pad, "numpy": query.is_numpy}
 
-        def draw(number: int) -> Any:
-            named: dict[str, Any] = {"consumer": consumer, "timeout_s": wait_s, **options}
-            if share is not None:
-                named |= {
-                    "rank": share.rank,
-                    "world_size": share.world_size,
-                    "step": share.step + number,
-                    "run": share.run,
-                }
-            return self.sample(num_rows, **named)
+            def take(within_s: float) -> Any:
+                return self.take(num_rows, timeout_s=within_s, **options)
 
-        return ShardedBatches(draw, self.name, prefetch=prefetch, drop_after_s=drop)
+            return TakenBatches(take, self.name, device=device, timeout_s=wait_s)
+
+        @gather_spans
+        def sample(table: ShardedReplayHandle, own: Share | None) -> Any:
+            return table._draw_rows(num_rows, conditions, table.make_deadline(wait_s), own, **form)
+
+        def draw(number: int) -> tuple[Share | None, Any]:
+            own = None if share is None else share.move_to(share.step + number)
+            return own, sample(self, own)
+
+        return ShardedBatches(draw, self.name, ahead=ahead, timeout_s=wait_s, step_count=counts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import weakref
 from collections import deque
@@ -19,7 +18,6 @@ from tdserve.base.errors import (
     ConnectError,
     DeadlineExceededError,
     EndOfStreamError,
-    InvalidRequestError,
     PeerLostError,
     ServerBusyError,
     StoreMovedError,
@@ -33,10 +31,10 @@ from tdserve.client.session.call_conditions import MAX_RETRY_BACKOFF_S, RETRY_BA
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.step_counts import StepCount
-from tdserve.client.tables.batches_ahead import JOIN_TIMEOUT_S, POLL_S, BatchesAhead
+from tdserve.client.tables.batches_ahead import JOIN_TIMEOUT_S, POLL_S, BatchesAhead, make_late_error, take_prefetched
+from tdserve.client.tables.draw_arguments import Ahead
 from tdserve.client.tables.row_annotations import ask_versions_in_time, find_oldest_version
 from tdserve.client.tables.sampling import Asked, Query, RenewQuery, ask, receive_sample, replace_torn
-from tdserve.client.tables.share import Share
 
 REQUESTS_UNDER_WAY = 2
 """While the rows of one request are received, those of the next are gathered; each asks for half of what may be
@@ -121,30 +119,29 @@ class Batches:
         query: Query,
         num_rows: int,
         *,
-        prefetch: int,
+        ahead: Ahead,
         device: Any,
-        drop_after_s: float | None = None,
         timeout_s: float,
         renew: RenewQuery,
         step_count: StepCount | None = None,
     ) -> None:
         self._step_count = step_count
-        self._drop_after_s = _check_drop_s(drop_after_s)
+        self._drop_after_s = ahead.drop_after_s
         self._timeout_s = timeout_s
-        self._ahead = BatchesAhead(query.name, max_batches=prefetch)
+        self._ahead = BatchesAhead(query.name, max_batches=ahead.num_batches)
         # Of two requests the second may be granted when the first was not, and its rows would come first.
         num_under_way = 1 if query.is_ordered else REQUESTS_UNDER_WAY
         self._order = order = _Order(
             client=client,
             query=query,
             num_rows=num_rows,
-            num_batches=max(1, prefetch // num_under_way) if query.is_exact else 1,
+            num_batches=max(1, ahead.num_batches // num_under_way) if query.is_exact else 1,
             num_under_way=num_under_way,
             device=resolve_device(device),  # here: the number of "cuda" depends on the thread
             timeout_s=timeout_s,
             ahead=self._ahead,
             renew=renew,
-            room=BoundedSemaphore(prefetch),
+            room=BoundedSemaphore(ahead.num_batches),
         )
         self._name = query.name
         self._finalizer = weakref.finalize(self, order.end)
@@ -161,20 +158,13 @@ class Batches:
             except EndOfStreamError:
                 raise StopIteration from None
             self._order.room.release()
-            if not self._take_step(share):
+            if not take_prefetched(self._step_count, share):
                 continue
             is_fresh = time.monotonic() - came_s <= self._drop_after_s and self._is_in_time(oldest)
             if is_fresh:
                 return self._order.query.hand_over(upload.take())
             if time.monotonic() - began_s > self._timeout_s:
-                what = f"a batch of {self._name!r} that did not wait too long for its taker"
-                raise DeadlineExceededError(what=what, timeout_s=self._timeout_s)
-
-    def _take_step(self, share: Share | None) -> bool:
-        """Counts the step of a batch; returns False if the caller has had it elsewhere meanwhile."""
-        if share is None or self._step_count is None:
-            return True
-        return self._step_count.take_prefetched(share.step, is_named=share.is_named)
+                raise make_late_error(self._name, self._timeout_s)
 
     def _is_in_time(self, oldest: int) -> bool:
         """Returns whether rows of this policy version are still within the largest lag."""
@@ -196,14 +186,6 @@ class Batches:
         """Ends the iterator and its thread. Idempotent; any thread may call it."""
         self._order.end()
         self._ahead.join(self._order.client.deadline(None).limit(JOIN_TIMEOUT_S))
-
-
-def _check_drop_s(drop_after_s: float | None) -> float:
-    if drop_after_s is None:
-        return math.inf
-    if isinstance(drop_after_s, bool) or not isinstance(drop_after_s, (int, float)) or not drop_after_s > 0:
-        raise InvalidRequestError(argument="drop", reason=f"{drop_after_s!r} is not a number of seconds above 0")
-    return float(drop_after_s)
 
 
 def _fetch_until_closed(order: _Order) -> None:

@@ -9,8 +9,10 @@ from threading import Event, Thread, current_thread
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ClosedError, EndOfStreamError
+from tdserve.base.errors import ClosedError, DeadlineExceededError, EndOfStreamError
 from tdserve.client.session.call_deadline import get_call_deadline
+from tdserve.client.session.step_counts import StepCount
+from tdserve.client.tables.share import Share
 
 JOIN_TIMEOUT_S = 5.0
 """Longest wait for the end of a thread whose requests were cancelled; it takes milliseconds if the server answers."""
@@ -89,6 +91,19 @@ class BatchesAhead:
         """Waits for the end of the thread."""
         if self._thread is not None:
             self._thread.join(timeout_s)
+
+
+def take_prefetched(step_count: StepCount | None, share: Share | None) -> bool:
+    """Counts the step of a batch, if it is a share; returns False if the caller has had it elsewhere meanwhile."""
+    if share is None or step_count is None:
+        return True
+    return step_count.take_prefetched(share.step, is_named=share.is_named)
+
+
+def make_late_error(name: str, timeout_s: float) -> DeadlineExceededError:
+    """Returns the error of a call that got only batches that had waited too long."""
+    what = f"a batch of {name!r} that did not wait too long for its taker"
+    return DeadlineExceededError(what=what, timeout_s=timeout_s)
 
 
 _ENDS: dict[Thread, Callable[[], None]] = {}

@@ -1,7 +1,8 @@
-"""The arguments of a draw from a table, as callers give them."""
+"""The arguments of a draw from a table, as callers give them: of a table of one server, or of several."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,12 @@ import torch
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import ROWS, check_real
+from tdserve.client.tables.share import Share
 from tdserve.messages.content import MAX_SAMPLE_ROWS
+from tdserve.rules.replay.kept_draws import MAX_KEPT_DRAWS
+
+MAX_PREFETCHED_STEPS = MAX_KEPT_DRAWS // 2
+"""Most steps that a rank is ahead of itself: a rank that is as far behind finds its draws still kept."""
 
 
 def check_num_rows(num_rows: Any, device: Any) -> int:
@@ -31,6 +37,42 @@ def check_num_rows(num_rows: Any, device: Any) -> int:
 def check_min_rows(min_rows: Any, num_rows: int) -> int:
     """Returns the fewest rows that a take of ``num_rows`` may have; 0 for None: all of them."""
     return 0 if min_rows is None else check_integer("min_rows", min_rows, 1, maximum=num_rows)
+
+
+class Ahead(NamedTuple):
+    """What an iterator over samples draws ahead.
+
+    Attributes:
+        num_batches: Under way or waiting, at most.
+        drop_after_s: A batch that has waited longer is dropped; infinity: none is.
+    """
+
+    num_batches: int
+    drop_after_s: float
+
+
+def check_ahead(prefetch: Any, drop: Any, min_rows: Any, consumer: Any, share: Share | None) -> Ahead:
+    """Checks which arguments of ``ReplayHandle.batches`` go together; returns what is drawn ahead.
+
+    Raises:
+        InvalidRequestError: One is invalid, or is not for this reader.
+    """
+    num_batches = check_integer("prefetch", prefetch, 1)
+    if min_rows is not None and (share is not None or not consumer):
+        raise InvalidRequestError(argument="min_rows", reason="it is for rows that a consumer takes, without a rank")
+    if share is not None and (drop is not None or num_batches > MAX_PREFETCHED_STEPS):
+        argument, given = ("prefetch", prefetch) if drop is None else ("drop", drop)
+        reason = f"{given!r}: a rank drops no batch, and prefetches at most {MAX_PREFETCHED_STEPS}"
+        raise InvalidRequestError(argument=argument, reason=reason)
+    return Ahead(num_batches, _check_drop_s(drop))
+
+
+def _check_drop_s(drop: Any) -> float:
+    if drop is None:
+        return math.inf
+    if isinstance(drop, bool) or not isinstance(drop, (int, float)) or not drop > 0:
+        raise InvalidRequestError(argument="drop", reason=f"{drop!r} is not a number of seconds above 0")
+    return float(drop)
 
 
 class Conditions(NamedTuple):

@@ -6,14 +6,11 @@ from typing import Any
 
 import torch
 
-from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.devices import to_device
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
-from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.step_counts import StepCount
 from tdserve.client.tables.batches import Batches
 from tdserve.client.tables.change_requests import (
@@ -22,17 +19,13 @@ from tdserve.client.tables.change_requests import (
     encode_priorities,
     to_row_numbers,
 )
-from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
+from tdserve.client.tables.draw_arguments import Conditions, check_ahead, check_min_rows, check_num_rows
 from tdserve.client.tables.sampling import draw_whole_rows
-from tdserve.client.tables.share import Share, parse_share
+from tdserve.client.tables.share import Share, parse_table_share
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taken_batches import TakenBatches
 from tdserve.client.tables.taking import Lease, Taken, acknowledge, take_and_acknowledge, take_rows
-from tdserve.rules.replay.kept_draws import MAX_KEPT_DRAWS
 from tdserve.v1 import control_pb2
-
-MAX_PREFETCHED_STEPS = MAX_KEPT_DRAWS // 2
-"""Most steps that a rank is ahead of itself: a rank that is as far behind finds its draws still kept."""
 
 
 @leave_modes_in_calls
@@ -132,7 +125,7 @@ class ReplayHandle(TableHandle):
         num_rows = check_num_rows(num_rows, device)
         deadline = self._client.deadline(timeout_s)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
-        asked = self._parse_share(rank, world_size, step, balance, run, deadline)
+        asked = parse_table_share(self, rank, world_size, step, balance, run, deadline)
 
         def draw(share: Share | None) -> Any:
             is_lease = bool(consumer) and share is None
@@ -153,15 +146,6 @@ class ReplayHandle(TableHandle):
 
     def _get_step_count(self, share: Share) -> StepCount:
         return self._client.step_counts.get(self._uid, share.rank, share.world_size, share.run)
-
-    def _parse_share(
-        self, rank: Any, world_size: Any, step: Any, balance: Any, run: Any, deadline: Deadline
-    ) -> Share | None:
-        path = None if balance is None else check_path(balance, argument="balance")
-        share = parse_share(rank, world_size, step, path, run)
-        if path is not None:
-            self.check_key(path, deadline)
-        return share
 
     def forget_draws(self, *, timeout_s: float | None = None) -> None:
         """Forgets the draws of all steps of all runs: a run of the same name may begin at step 0 again.
@@ -319,17 +303,11 @@ class ReplayHandle(TableHandle):
             timeout_s: Seconds that one batch may take; after that the iterator raises DeadlineExceededError.
         """
         num_rows = check_num_rows(num_rows, device)
-        prefetch = check_integer("prefetch", prefetch, 1)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         deadline = self._client.deadline(timeout_s)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag, check_min_rows(min_rows, num_rows))
-        share = self._parse_share(rank, world_size, step, balance, run, deadline)
-        if min_rows is not None and (share is not None or not consumer):
-            raise InvalidRequestError(
-                argument="min_rows", reason="it is for rows that a consumer takes, without a rank"
-            )
-        if share is not None:
-            _check_rank(prefetch, drop)
+        share = parse_table_share(self, rank, world_size, step, balance, run, deadline)
+        ahead = check_ahead(prefetch, drop, min_rows, consumer, share)
         step_count = None if share is None else self._get_step_count(share)
         if share is not None and step_count is not None and not share.is_named:
             share = share.move_to(step_count.next)
@@ -348,18 +326,9 @@ class ReplayHandle(TableHandle):
             self._client,
             query,
             num_rows,
-            prefetch=prefetch,
+            ahead=ahead,
             device=device,
-            drop_after_s=drop,
             timeout_s=seconds,
             renew=self._renew,
             step_count=step_count,
         )
-
-
-def _check_rank(prefetch: int, drop: float | None) -> None:
-    """Checks the arguments of a rank's iterator."""
-    if drop is not None or prefetch > MAX_PREFETCHED_STEPS:
-        argument, given = ("prefetch", prefetch) if drop is None else ("drop", drop)
-        reason = f"{given!r}: a rank drops no batch, and prefetches at most {MAX_PREFETCHED_STEPS}"
-        raise InvalidRequestError(argument=argument, reason=reason)

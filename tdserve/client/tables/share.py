@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
 from tdserve.base.torchrun_rank import read_run_id
+from tdserve.client.handles.key_paths import check_path
 from tdserve.rules.replay.kept_draw import MAX_RUN_BYTES
 from tdserve.structure.tree import Path
 from tdserve.v1 import control_pb2
@@ -45,12 +47,35 @@ class Share:
         return replace(self, step=step)
 
 
-def parse_share(rank: Any, world_size: Any, step: Any, balance: Path | None, run: Any = None) -> Share | None:
+class HasKeys(Protocol):
+    """A table, of one server or of several."""
+
+    def check_key(self, path: Path, deadline: Deadline) -> None:
+        """Raises KeyNotFoundError if rows have no leaf or nested part of this path."""
+
+
+def parse_table_share(
+    table: HasKeys, rank: Any, world_size: Any, step: Any, balance: Any, run: Any, deadline: Deadline
+) -> Share | None:
+    """Returns the share of a table that a caller asks for, as ``parse_share`` does.
+
+    Raises:
+        InvalidRequestError: As of ``parse_share``.
+        KeyNotFoundError: Rows have no key ``balance``.
+    """
+    share = parse_share(rank, world_size, step, balance, run)
+    if share is not None and share.balance is not None:
+        table.check_key(share.balance, deadline)
+    return share
+
+
+def parse_share(rank: Any, world_size: Any, step: Any, balance: Any, run: Any = None) -> Share | None:
     """Returns the share that a caller asks for, of step 0 where it names none; None if it asks for no share.
 
     Raises:
         InvalidRequestError: An argument is invalid, or comes without ``rank`` and ``world_size``.
     """
+    path = None if balance is None else check_path(balance, argument="balance")
     if rank is None or world_size is None:
         given = {"rank": rank, "world_size": world_size, "step": step, "balance": balance, "run": run}
         named = [name for name, value in given.items() if value is not None]
@@ -61,7 +86,7 @@ def parse_share(rank: Any, world_size: Any, step: Any, balance: Path | None, run
     rank = check_integer("rank", rank, 0, maximum=world_size - 1)
     is_named = step is not None
     number = check_integer("step", step, 0, maximum=MAX_STEP) if is_named else 0
-    return Share(rank, world_size, number, balance, is_named, _parse_run(run))
+    return Share(rank, world_size, number, path, is_named, _parse_run(run))
 
 
 def _parse_run(run: Any) -> str:

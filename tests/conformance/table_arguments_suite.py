@@ -1,0 +1,126 @@
+"""The tests of what tables and queues take as arguments, and what their iterators count, over every transport.
+
+Each store is made with ``shards="all"``: on a single server it is a store of that server, on several one that all of
+them share. So handles of both kinds take the same arguments, refuse the same ones, and return the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdserve
+from tests.conformance.suite import Suite
+from tests.processes import wait_for
+
+NUM_ROWS = 60
+
+ROW = TensorDict({"number": torch.tensor(0), "wide": torch.zeros(3)}, [])
+
+RANK: dict[str, Any] = {"rank": 0, "world_size": 1}
+
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"prefech": 2}, TypeError, "prefech"),
+    ({"prefetch": 0}, tdserve.InvalidRequestError, "prefetch"),
+    ({"timeout_s": -1}, tdserve.InvalidRequestError, "timeout_s"),
+    ({"require": "nope"}, tdserve.KeyNotFoundError, "nope"),
+    ({"require": 3}, tdserve.InvalidRequestError, "require"),
+    ({"group_by": "nope", "group_size": 2}, tdserve.KeyNotFoundError, "nope"),
+    ({"group_size": 2}, tdserve.InvalidRequestError, "group_by"),
+    ({"max_lag": 1}, tdserve.InvalidRequestError, "max_lag"),
+    ({"numpy": True, "device": "cpu"}, tdserve.InvalidRequestError, "numpy"),
+    ({"device": "nowhere"}, tdserve.InvalidRequestError, "device"),
+    ({"consumer": 3}, tdserve.InvalidRequestError, "consumer"),
+    ({"consumer": "c", "min_rows": 9}, tdserve.InvalidRequestError, "min_rows"),
+    ({"min_rows": 2}, tdserve.InvalidRequestError, "min_rows"),
+    ({"min_rows": 2, "consumer": "c", **RANK}, tdserve.InvalidRequestError, "min_rows"),
+    ({"balance": "number"}, tdserve.InvalidRequestError, "balance"),
+    ({"balance": "nope", **RANK}, tdserve.KeyNotFoundError, "nope"),
+    ({"drop": "x"}, tdserve.InvalidRequestError, "drop"),
+    ({"drop": 0}, tdserve.InvalidRequestError, "drop"),
+    ({"drop": True}, tdserve.InvalidRequestError, "drop"),
+    ({"drop": 1.0, **RANK}, tdserve.InvalidRequestError, "a rank drops no batch"),
+    ({"prefetch": 100, **RANK}, tdserve.InvalidRequestError, "prefetches at most 8"),
+]
+"""Arguments of ``batches`` of a replay, and how they are refused."""
+
+REFUSED_OF_QUEUES: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"maxlag": 1}, TypeError, "maxlag"),
+    ({"max_lag": 1}, tdserve.InvalidRequestError, "max_lag"),
+    ({"min_rows": 9}, tdserve.InvalidRequestError, "min_rows"),
+    ({"timeout_s": -1}, tdserve.InvalidRequestError, "timeout_s"),
+    ({"numpy": True, "device": "cpu"}, tdserve.InvalidRequestError, "numpy"),
+]
+
+
+def fill(table: Any) -> torch.Tensor:
+    """Writes numbered rows, of several writers; returns the numbers of their places."""
+    number = torch.arange(NUM_ROWS)
+    rows = TensorDict({"number": number, "wide": number[:, None].expand(-1, 3).float()}, [NUM_ROWS])
+    written = [table.extend(rows[start : start + 20], writer=1 + start // 20) for start in range(0, NUM_ROWS, 20)]
+    return torch.cat(written)
+
+
+def list_names(cases: list[tuple[dict[str, Any], type[Exception], str]]) -> list[str]:
+    """Returns the names of the arguments of each case."""
+    return ["-".join(arguments) for arguments, _, _ in cases]
+
+
+class TableArgumentsSuite(Suite):
+    """The requirements of arguments. A subclass gives ``connect``."""
+
+    @pytest.mark.parametrize(("arguments", "error", "match"), REFUSED, ids=list_names(REFUSED))
+    def test_batches_when_an_argument_is_wrong_then_refused_at_once(
+        self, client: tdserve.Client, name: str, arguments: dict[str, Any], error: type[Exception], match: str
+    ) -> None:
+        table: Any = client.create_replay(name, ROW, 90, shards="all")
+        with pytest.raises(error, match=match):
+            table.batches(4, **arguments)
+
+    @pytest.mark.parametrize(("arguments", "error", "match"), REFUSED_OF_QUEUES, ids=list_names(REFUSED_OF_QUEUES))
+    def test_batches_of_a_queue_when_an_argument_is_wrong_then_refused_at_once(
+        self, client: tdserve.Client, name: str, arguments: dict[str, Any], error: type[Exception], match: str
+    ) -> None:
+        queue: Any = client.create_queue(name, ROW, 90, shards="all")
+        with pytest.raises(error, match=match):
+            queue.batches(4, **arguments)
+
+    def test_batches_when_of_a_rank_then_only_those_count_that_were_returned(
+        self, client: tdserve.Client, name: str
+    ) -> None:
+        table = client.create_replay(name, ROW, 90, shards="all")
+        fill(table)
+        with table.batches(4, prefetch=3, **RANK) as batches:
+            first = next(batches)["number"].tolist()
+            wait_for(lambda: table.info()["samples"] == 4 * 4, "batches that are drawn ahead")
+        assert table.info()["samples"] == 4 * 4  # the one that was returned, and three
+        second = table.sample(4, **RANK)["number"].tolist()
+        with table.batches(4, prefetch=3, **RANK) as batches:
+            third = next(batches)["number"].tolist()
+        with table.batches(4, step=1, prefetch=3, **RANK) as batches:
+            assert next(batches)["number"].tolist() == second
+        steps = [table.sample(4, step=step, **RANK)["number"].tolist() for step in range(3)]
+        assert steps == [first, second, third]
+
+    def test_batches_when_the_caller_has_had_a_step_elsewhere_then_it_does_not_come_again(
+        self, client: tdserve.Client, name: str
+    ) -> None:
+        table = client.create_replay(name, ROW, 90, shards="all")
+        fill(table)
+        with table.batches(4, prefetch=2, **RANK) as batches:
+            found = [next(batches)["number"].tolist(), table.sample(4, **RANK)["number"].tolist()]
+            found.append(next(batches)["number"].tolist())
+        assert found == [table.sample(4, step=step, **RANK)["number"].tolist() for step in range(3)]
+
+    def test_batches_when_all_of_them_wait_too_long_then_the_iterator_raises(
+        self, client: tdserve.Client, name: str
+    ) -> None:
+        table = client.create_replay(name, ROW, 90, shards="all")
+        fill(table)
+        with table.batches(4, drop=1e-9, timeout_s=0.5) as batches:
+            for _ in range(2):
+                with pytest.raises(tdserve.DeadlineExceededError, match="did not wait too long"):
+                    next(batches)
