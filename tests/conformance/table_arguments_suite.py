@@ -124,3 +124,18 @@ class TableArgumentsSuite(Suite):
             for _ in range(2):
                 with pytest.raises(tdserve.DeadlineExceededError, match="did not wait too long"):
                     next(batches)
+
+    @pytest.mark.parametrize("num_given", [None, 1, 20, 59, 61])
+    def test_update_when_there_is_not_a_generation_for_each_row_then_refused_and_nothing_changed(
+        self, client: tdserve.Client, name: str, num_given: int | None
+    ) -> None:
+        table = client.create_replay(name, ROW, 90, shards="all")
+        index = fill(table)
+        generations = table.find_generations(index)
+        given = None if num_given is None else torch.cat([generations, generations])[:num_given]
+        with pytest.raises(tdserve.InvalidRequestError, match="generation"):
+            table.update_if_present(index, {"number": torch.full((NUM_ROWS,), -1)}, generation=given)
+        assert table[index]["number"].tolist() == [*range(NUM_ROWS)]
+        values = {"number": torch.arange(NUM_ROWS) + 100}
+        assert table.update_if_present(index, values, generation=generations).all()
+        assert table[index]["number"].tolist() == [*range(100, 100 + NUM_ROWS)]

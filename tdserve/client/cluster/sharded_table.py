@@ -38,7 +38,12 @@ from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.session.reach import reach_within
-from tdserve.client.tables.change_requests import flatten_row_dims, spread_generations, to_row_numbers
+from tdserve.client.tables.change_requests import (
+    flatten_row_dims,
+    spread_generations,
+    to_row_numbers,
+    to_whole_generations,
+)
 from tdserve.client.tables.conditional_update import check_values
 from tdserve.client.tables.given_rows import GivenRows
 from tdserve.client.tables.row_annotations import RowAnnotations
@@ -310,14 +315,14 @@ class ShardedTable(ShardedRows):
     ) -> Any:
         """Writes leaves of rows that are still the same; arguments, result and errors as of
         ``TableHandle.update_if_present``. Those of each shard are written together."""
-        num_rows, deadline = len(to_row_numbers(index)), self.make_deadline(timeout_s)
+        num_rows, generations = len(to_row_numbers(index)), to_whole_generations(index, generation)
         check_values(values, num_rows, self.spec, store=self.name)
+        deadline = self.make_deadline(timeout_s)
         written = torch.zeros(num_rows, dtype=torch.bool)
 
         def change(part: Any, rows: Any, where: torch.Tensor) -> None:
-            given = None if generation is None else select_rows(generation, where, num_rows)
             found = part.update_if_present(
-                rows, choose_rows(values, where), generation=given, is_unchanged=is_unchanged
+                rows, choose_rows(values, where), generation=generations[where.numpy()], is_unchanged=is_unchanged
             )
             written[where] = torch.as_tensor(found)
 
