@@ -125,6 +125,15 @@ class TableArgumentsSuite(Suite):
                 with pytest.raises(tdserve.DeadlineExceededError, match="did not wait too long"):
                     next(batches)
 
+    def test_priorities_when_read_then_float32(self, client: tdserve.Client, name: str) -> None:
+        table = client.create_replay(name, ROW, 90, shards="all", sampler=tdserve.Prioritized())
+        index = fill(table)
+        table.update_priority(index, torch.arange(NUM_ROWS).float())
+        found = table.get_priorities(index)
+        assert found.dtype == torch.float32
+        assert found.tolist() == [*range(NUM_ROWS)]
+        assert table.get_priorities(torch.empty(0, dtype=torch.int64)).dtype == torch.float32
+
     @pytest.mark.parametrize("num_given", [None, 1, 20, 59, 61])
     def test_update_when_there_is_not_a_generation_for_each_row_then_refused_and_nothing_changed(
         self, client: tdserve.Client, name: str, num_given: int | None

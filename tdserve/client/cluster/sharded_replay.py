@@ -193,10 +193,10 @@ class ShardedReplayHandle(ShardedTable):
 
     def get_priorities(self, index: Any, *, timeout_s: float | None = None) -> Any:
         """Returns the priorities of rows; see ``ReplayHandle.get_priorities``."""
-        found = torch.zeros(len(to_row_numbers(index)), dtype=torch.float64)
+        found = torch.zeros(len(to_row_numbers(index)), dtype=torch.float32)
 
         def ask(part: Any, rows: Any, where: torch.Tensor) -> None:
-            found[where] = torch.as_tensor(part.get_priorities(rows)).to(found.dtype)
+            found[where] = torch.as_tensor(part.get_priorities(rows))
 
         self.change_rows(index, self.make_deadline(timeout_s), ask)
         return self._show(found)
