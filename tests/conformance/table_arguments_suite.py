@@ -6,6 +6,7 @@ them share. So handles of both kinds take the same arguments, refuse the same on
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -148,3 +149,30 @@ class TableArgumentsSuite(Suite):
         values = {"number": torch.arange(NUM_ROWS) + 100}
         assert table.update_if_present(index, values, generation=generations).all()
         assert table[index]["number"].tolist() == [*range(100, 100 + NUM_ROWS)]
+
+    def test_taken_rows_when_read_outside_a_block_then_the_error_shows_how_and_others_get_them(
+        self, client: tdserve.Client, name: str
+    ) -> None:
+        queue = client.create_queue(name, ROW, 90, shards="all")
+        fill(queue)
+        taken = queue.take(NUM_ROWS)
+        assert f"{NUM_ROWS} rows of {name!r} on lease; use it in a with block" in repr(taken)
+        with pytest.raises(tdserve.InvalidRequestError, match=rf"{name}.*with queue\.take\(n\) as rows"):
+            taken["number"]
+        del taken
+        with queue.take(NUM_ROWS) as rows:
+            assert sorted(rows["number"].tolist()) == [*range(NUM_ROWS)]
+
+    def test_store_when_opened_as_another_kind_then_the_error_names_the_call(
+        self, client: tdserve.Client, name: str
+    ) -> None:
+        client.create_replay(f"{name}-replay", ROW, 90, shards="all")
+        client.create_kv(f"{name}-kv", shards="all")
+        wrong: list[tuple[Callable[[str], Any], str, str]] = [
+            (client.kv, f"{name}-replay", r"kv\(\) is not possible while .* is not a keyed store"),
+            (client.queue, f"{name}-replay", r"queue\(\) is not possible while .* is not a queue"),
+            (client.replay, f"{name}-kv", r"replay\(\) is not possible while .* is not a replay"),
+        ]
+        for call, store, match in wrong:
+            with pytest.raises(tdserve.WrongStateError, match=f"^{match}"):
+                call(store)

@@ -182,10 +182,10 @@ class ClusterClient(ClusterMoves):
     def _open_shards(self, name: str, placement: PlacementRecord, deadline: Deadline) -> ShardedStore:
         return _SHARDED[placement.kind](self.servers, name, placement, deadline=deadline)
 
-    def _open_as(self, kinds: tuple[type[Any], ...], what: str, name: str, timeout_s: float | None) -> Any:
+    def _open_as(self, kinds: tuple[type[Any], ...], what: str, call: str, name: str, timeout_s: float | None) -> Any:
         opened = self._open(name, self.servers.make_deadline(timeout_s), is_awaited=True)
         if not isinstance(opened, kinds):
-            raise WrongStateError(state=f"store {name!r} is not a {what}", event=f"{what}()")
+            raise WrongStateError(state=f"store {name!r} is not a {what}", event=f"{call}()")
         return opened
 
     # ------------------------------------------------------------ tables
@@ -262,11 +262,11 @@ class ClusterClient(ClusterMoves):
 
     def replay(self, name: str, *, timeout_s: float | None = None) -> Any:
         """Returns the handle of a replay store; waits for it. See ``Client.replay``."""
-        return self._open_as((ReplayHandle, ShardedReplayHandle), "replay", name, timeout_s)
+        return self._open_as((ReplayHandle, ShardedReplayHandle), "replay", "replay", name, timeout_s)
 
     def queue(self, name: str, *, timeout_s: float | None = None) -> Any:
         """Returns the handle of a queue; waits for it. See ``Client.queue``."""
-        return self._open_as((QueueHandle, ShardedQueueHandle), "queue", name, timeout_s)
+        return self._open_as((QueueHandle, ShardedQueueHandle), "queue", "queue", name, timeout_s)
 
     # ------------------------------------------------------------ keyed stores
 
@@ -297,7 +297,7 @@ class ClusterClient(ClusterMoves):
 
     def kv(self, name: str, *, timeout_s: float | None = None) -> Any:
         """Returns the handle of a keyed store; waits for it. See ``Client.kv``."""
-        return self._open_as((KeyedHandle, ShardedKeyedHandle), "keyed store", name, timeout_s)
+        return self._open_as((KeyedHandle, ShardedKeyedHandle), "keyed store", "kv", name, timeout_s)
 
     # ------------------------------------------------------------ datasets
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from threading import BoundedSemaphore
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from tdserve.base.errors import DeadlineExceededError, EndOfStreamError, TDServeError
 from tdserve.client.cluster.drawn_parts import DrawnPart
@@ -21,7 +21,14 @@ from tdserve.client.tables.batches_ahead import POLL_S, BatchesAhead, make_late_
 from tdserve.client.tables.change_requests import to_row_numbers
 from tdserve.client.tables.draw_arguments import Ahead
 from tdserve.client.tables.share import Share
-from tdserve.client.tables.taking import Lease, acknowledge, give_back_later, name_rows
+from tdserve.client.tables.taking import (
+    Lease,
+    acknowledge,
+    describe_taken,
+    give_back_later,
+    make_subscript_error,
+    name_rows,
+)
 
 
 @leave_modes_in_calls
@@ -39,6 +46,14 @@ class ShardedTaken:
         except TDServeError:
             self.give_back()
             raise
+
+    def __repr__(self) -> str:
+        num_rows = sum(len(to_row_numbers(lease.rows)) for _, lease in self._held)
+        return describe_taken(self, num_rows, self._table.name)
+
+    def __getitem__(self, key: Any) -> NoReturn:
+        """Raises InvalidRequestError, as ``tdserve.Taken`` does."""
+        raise make_subscript_error(self._table.name)
 
     @property
     def rows(self) -> Any:

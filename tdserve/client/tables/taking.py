@@ -157,6 +157,21 @@ def _encode_lease(query: Query, lease: Lease) -> control_pb2.Leased:
     )
 
 
+def describe_taken(taken: object, num_rows: int, name: str) -> str:
+    """Returns what is shown of rows on lease before they are read, with what to do."""
+    what = f"{num_rows} rows of {name!r} on lease"
+    return f"<{type(taken).__name__}: {what}; use it in a with block or take .rows>"
+
+
+def make_subscript_error(name: str) -> InvalidRequestError:
+    """Returns the error of rows on lease that are read before they are taken out, with what to do."""
+    reason = (
+        "rows on lease are read within a block, 'with queue.take(n) as rows: rows[key]', which acknowledges them; "
+        "or take them by take(n, ack=False), and call queue.ack(rows)"
+    )
+    return InvalidRequestError(argument=f"subscript of rows taken from {name!r}", reason=reason)
+
+
 @leave_modes_in_calls
 class Taken:
     """Rows on lease, as a context manager: acknowledged at a clean exit, given back if the block raises, unless the
@@ -175,16 +190,11 @@ class Taken:
         self._is_over = False
 
     def __repr__(self) -> str:
-        what = f"{len(self._lease.rows)} rows of {self._query.name!r} on lease"
-        return f"<Taken: {what}; use it in a with block or take .rows>"
+        return describe_taken(self, len(self._lease.rows), self._query.name)
 
     def __getitem__(self, key: Any) -> NoReturn:
         """Raises InvalidRequestError with what to do instead: rows that are read have to be acknowledged."""
-        reason = (
-            "rows on lease are read within a block, 'with queue.take(n) as rows: rows[key]', which acknowledges them; "
-            "or take them by take(n, ack=False), and call queue.ack(rows)"
-        )
-        raise InvalidRequestError(argument=f"subscript of rows taken from {self._query.name!r}", reason=reason)
+        raise make_subscript_error(self._query.name)
 
     @property
     def rows(self) -> Any:
