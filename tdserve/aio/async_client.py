@@ -38,6 +38,7 @@ class AsyncClient(AsyncSequence, of=sync.Client, hides=SessionClient, attributes
 
     The calls of several tasks go on at the same time, up to ``max_threads`` of them; further ones wait. None has a
     place in an order: await one before the next where the order counts. Threads: one event loop uses it.
+    One that is dropped without ``close`` ends as a :class:`tdserve.Client` does.
 
     Args:
         client: Does the work; it is closed with this one.

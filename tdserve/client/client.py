@@ -60,8 +60,11 @@ class Client(TensorDictClient):
     ForkedClientError, since its threads and sockets do not exist there; its handles go on with a client of the child's
     own.
 
-    Use it as a context manager, or call ``close``: one that is dropped keeps its session, and so its leases, until the
-    process ends.
+    Use it as a context manager, or call ``close``. One that is dropped ends by itself, in another thread, with a
+    ResourceWarning, once nothing that it handed out is left either: handles, iterators, writers, subscriptions, groups,
+    rows on lease, and calls that go on all keep it. Its threads do not. A client of several servers, and any that is in
+    a reference cycle, waits for Python's next garbage collection. What is alive at the end of the program ends there
+    without a warning.
 
     It reconnects by itself: a call during a restart of the server goes on when the server is back, or ends at its
     deadline. Every call takes ``timeout_s``: None is the client's default, 0 asks once without waiting.
@@ -112,7 +115,7 @@ class Client(TensorDictClient):
     * ``numpy`` is True for ``data`` as a dict of NumPy arrays, unless there is ``out`` or ``into``.
     """
 
-    _pulls = OfProcess(Pulls)
+    _pulls = OfProcess(lambda _: Pulls())
     _published = OfProcess(lambda _: Published())
 
     def __repr__(self) -> str:
@@ -494,7 +497,7 @@ class Client(TensorDictClient):
         wanted = make_wanted(
             name, newer_than, out=out, into=into, select=select, device=device, copy=copy, dtype=dtype, numpy=numpy
         )
-        return self._pulls.pull(wanted, self.deadline(timeout_s))
+        return self._pulls.pull(self, wanted, self.deadline(timeout_s))
 
     def wait_newer(self, name: str, *, newer_than: int | None = None, timeout_s: float | None = None) -> int | None:
         """Waits for a new version of some weights without getting it, and returns its number.
@@ -535,7 +538,7 @@ class Client(TensorDictClient):
         wanted = make_wanted(
             name, version=v, out=out, into=into, select=select, device=device, copy=copy, dtype=dtype, numpy=numpy
         )
-        found = self._pulls.pull(wanted, self.deadline(timeout_s))
+        found = self._pulls.pull(self, wanted, self.deadline(timeout_s))
         if found is None:
             reason = f"{name!r} has no version {v} any more; versions() lists those that are kept"
             raise VersionNotFoundError(argument="version", reason=reason)
@@ -586,7 +589,7 @@ class Client(TensorDictClient):
         wanted.check()
 
         def pull(newer_than: int | None, step: Deadline, _: Deadline) -> Weights | None:
-            return self._pulls.pull(replace(wanted, newer_than=newer_than), step)
+            return self._pulls.pull(self, replace(wanted, newer_than=newer_than), step)
 
         return Subscription(name, pull, partial(self.deadline, timeout_s), newer_than=newer_than)
 

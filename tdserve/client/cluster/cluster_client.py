@@ -48,7 +48,7 @@ class ClusterClient(ClusterMoves):
     listens there, creating a store of such a name raises ConnectError within a second or two, and calls of its stores
     wait until their timeout, as those of a single server do while it restarts. Tables, queues and keyed stores may be
     shared by several servers: see ``shards`` of ``create_replay``. Threads: safe. Pickled by address. Only servers that
-    are used are connected to.
+    are used are connected to. One that is dropped ends as a ``Client`` does, at the next garbage collection.
     """
 
     def __init__(self, servers: ClusterServers) -> None:

@@ -18,6 +18,7 @@ from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.background_calls import BackgroundCalls
 from tdserve.client.session.call_deadline import begin_call, check_wait_s
 from tdserve.client.session.catalog_client import MissingNames
+from tdserve.client.session.client_links import ClientLinks, end_with
 from tdserve.client.session.recipe import Recipe
 from tdserve.rules.placement import find_whole
 
@@ -68,6 +69,9 @@ class ClusterServers:
         self.policies = PolicyFeeds(self._find_home)
         self._lost_parts: dict[str, LostParts] = {}
         self._background = BackgroundCalls("tdserve-cluster-later")
+        self._links: list[ClientLinks] = []  # of all clients that were made
+        ends = [self.policies.close, self._background.watch.close]
+        self._on_dropped = end_with(self, self._links, self.address, ends=ends)
 
     def get_lost_parts(self, name: str) -> LostParts:
         """Returns which parts of a shared store are not where they belong."""
@@ -78,6 +82,8 @@ class ClusterServers:
 
     def _make_client(self, address: str) -> Client:
         client = self.recipe.make_client(address, self.members.membership.token)
+        client.on_dropped.detach()  # it is dropped with this object, which it refers to
+        self._links.append(client.links)
         client.find_moved = self.find_moved
         client.catalog.find_moved = lambda error, deadline: self.find_moved(error, deadline).catalog
         client.catalog.find_policy = self.policies.find_news
@@ -119,3 +125,4 @@ class ClusterServers:
         self.policies.close()
         self.members.close()
         self._background.close()
+        self._on_dropped.detach()

@@ -10,10 +10,11 @@ from threading import Event, Lock, Thread
 from weakref import WeakMethod
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ClosedError, DeadlineExceededError, StoreNotFoundError, TDServeError
+from tdserve.base.errors import ClosedError, DeadlineExceededError, StoreMovedError, StoreNotFoundError, TDServeError
 from tdserve.client.client import Client
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.reach import reach_within
+from tdserve.client.weights.pulls import Wanted, ask_newer
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.v1 import control_pb2
 
@@ -23,12 +24,15 @@ WAIT_S = 5.0
 PAUSE_S = 1.0
 """Pause before a server is asked again that did not answer."""
 
+MOVED_PAUSE_S = 0.05
+"""The same of one from which the policy has moved, or is being moved."""
+
 
 class PolicyFeeds:
     """What one client of a cluster knows of policies. Threads: safe.
 
     A policy is asked for when a table is first used that follows it, and followed from then on. While its server does
-    not answer, what was known last stands.
+    not answer, what was known last stands. The threads hold no client while they wait: it may be dropped.
 
     Args:
         find_home: Returns the client of the server that has a store.
@@ -110,11 +114,13 @@ class _PolicyFeed:
             known = self._news
             try:
                 newest = known.newest if known is not None and known.uid else None
-                self._get_home().wait_newer(self._name, newer_than=newest, timeout_s=WAIT_S)
+                ask_newer(self._get_home(), Wanted(self._name, newer_than=newest), Deadline.after(WAIT_S))()
             except ClosedError:
                 return
             except DeadlineExceededError:
                 pass
+            except StoreMovedError:  # asking what it is now finds it
+                self._closed.wait(MOVED_PAUSE_S)
             except TDServeError:
                 self._closed.wait(PAUSE_S)
             self._ask()

@@ -16,6 +16,7 @@ from tdserve.client.cluster.drawn_parts import DrawnPart
 from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.outer_modes import leave_modes_in_calls
+from tdserve.client.session.finalizing import run_from_finalizer
 from tdserve.client.session.step_counts import StepCount
 from tdserve.client.tables.batches_ahead import POLL_S, BatchesAhead, make_late_error, take_prefetched
 from tdserve.client.tables.change_requests import to_row_numbers
@@ -39,7 +40,7 @@ class ShardedTaken:
     def __init__(self, table: ShardedTable, draws: ShardDraws, drawn: list[DrawnPart]) -> None:
         self._table, self._draws, self._query = table, draws, drawn[0].query
         self._held = [(part, name_rows(part.rows)) for part in drawn]
-        self._unseen = weakref.finalize(self, _give_back_later, self._held)
+        self._unseen = weakref.finalize(self, run_from_finalizer, partial(_give_back_later, self._held))
         self._unseen.atexit = False  # with its sessions the rows are free
         try:
             self._rows = draws.join(drawn).build()
@@ -111,7 +112,7 @@ class ShardedTaken:
         self._held = []
 
     def give_back_later(self) -> None:
-        """Gives the rows back from another thread; for finalizers."""
+        """Gives the rows back without waiting for that."""
         self._unseen.detach()
         _give_back_later(self._held)
 
@@ -147,7 +148,8 @@ class ShardedBatches:
         self._step_count = step_count
         self._ahead = batches = BatchesAhead(name, max_batches=ahead.num_batches)
         self._room = room = BoundedSemaphore(ahead.num_batches)
-        weakref.finalize(self, batches.closed.set)
+        self._on_dropped = weakref.finalize(self, run_from_finalizer, batches.closed.set)
+        self._on_dropped.atexit = False  # the thread ends itself then
         batches.start(partial(_fill, draw, batches, room), batches.closed.set)
 
     def __iter__(self) -> Iterator[Any]:
@@ -176,6 +178,7 @@ class ShardedBatches:
 
     def close(self) -> None:
         """Ends the iterator. Idempotent; any thread may call it."""
+        self._on_dropped.detach()
         self._ahead.closed.set()
 
 

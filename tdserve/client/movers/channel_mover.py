@@ -14,7 +14,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import may_expect
 from tdserve.client.transfers.download import post_announced, post_known_size, receive_answer
-from tdserve.client.transfers.read import finish_known_size, finish_read
+from tdserve.client.transfers.read import ReceiverSettings, finish_known_size, finish_read
 from tdserve.client.transfers.upload import SentContent
 from tdserve.data.stored_entries import decode_entries
 from tdserve.messages.content import make_rows_layout, read_layout, select_spec
@@ -39,7 +39,7 @@ class ChannelMover(ClientMover):
 
     def __init__(self, client: SessionClient, session: Session) -> None:
         self.transport = session.channel_transport
-        self._client = client
+        self._receiver = ReceiverSettings(client.pool, client.allow_pickle)
         self._session = session
 
     @property
@@ -69,7 +69,7 @@ class ChannelMover(ClientMover):
         The worker sends the content of one request after the other, not always in the order of the requests. A caller
         that waits for its first request, and received the rows of its second one only after that, would block both.
         """
-        session, pool, tag = self._session, self._client.pool, make_tag(request)
+        session, pool, tag = self._session, self._receiver.pool, make_tag(request)
 
         def begin(pending: Pending, accepted: control_pb2.Accepted) -> Announced | None:
             wanted = make_wanted()
@@ -82,7 +82,7 @@ class ChannelMover(ClientMover):
         """Receives the rows."""
         chosen, num_rows = wanted.chosen, reply.accepted.num_rows
         return finish_read(
-            self._client,
+            self._receiver,
             self._session,
             reply,
             spec=on_cpu(chosen.with_rows(num_rows)),
@@ -107,7 +107,7 @@ class ChannelMover(ClientMover):
         asked = wanted.request(deadline)
         asked.message_nbytes.extend(layout.message_nbytes)
         pending = session.send(request, content_channel=session.content_channel, read=asked)
-        posted = post_known_size(layout, session, pending, make_tag(request), self._client.pool, device=wanted.device)
+        posted = post_known_size(layout, session, pending, make_tag(request), self._receiver.pool, device=wanted.device)
         content = finish_known_size(session, pending, posted, spec=chosen, layout=layout, deadline=deadline)
         return None if content is None else content.with_spec(stored)
 
@@ -115,7 +115,7 @@ class ChannelMover(ClientMover):
         """Receives the selection."""
         chosen = select_spec(stored, wanted.selection, wanted.keys, store=wanted.name)
         return finish_read(
-            self._client,
+            self._receiver,
             self._session,
             reply,
             spec=chosen,
@@ -130,8 +130,8 @@ class ChannelMover(ClientMover):
         accepted = reply.accepted
         if not accepted.values_nbytes:
             return decode_entries(accepted.values)
-        block = self._client.pool.take(accepted.values_nbytes)
-        receive_answer(read_layout(stored), self._session, reply, pool=self._client.pool, values=block)
+        block = self._receiver.pool.take(accepted.values_nbytes)
+        receive_answer(read_layout(stored), self._session, reply, pool=self._receiver.pool, values=block)
         return decode_entries(block.numpy().tobytes())
 
     def check_maps(self, what: str, *, writable: bool) -> None:

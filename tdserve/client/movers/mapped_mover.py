@@ -23,7 +23,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.placing import PlacedContent
-from tdserve.client.transfers.read import try_decode_values
+from tdserve.client.transfers.read import ReceiverSettings, try_decode_values
 from tdserve.client.transfers.upload import SentContent
 from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import MappedStore
@@ -63,7 +63,8 @@ class MappedMover(ClientMover):
     inline_bytes = sys.maxsize
 
     def __init__(self, client: SessionClient, session: Session, local: LocalEnd) -> None:
-        self._client = client
+        self._receiver = ReceiverSettings(client.pool, client.allow_pickle)
+        self._client_id = client.catalog.client_id
         self._session = session
         self._local = local
 
@@ -88,7 +89,7 @@ class MappedMover(ClientMover):
 
     def open_claim(self, name: str, stored: Spec, claim: control_pb2.Claim) -> LocalClaim:
         """Opens the claim file."""
-        return LocalClaim(self._local, name, stored, claim, client_id=self._client.catalog.client_id)
+        return LocalClaim(self._local, name, stored, claim, client_id=self._client_id)
 
     def find_known(self, name: str, spec: Spec) -> MappedStore | None:
         """Returns a store that the server has permitted this process to read."""
@@ -128,10 +129,10 @@ class MappedMover(ClientMover):
         accepted: control_pb2.Accepted = NOTHING_ACCEPTED,
     ) -> Content:
         chosen = wanted.chosen
-        copied = copy_rows(store, chosen, found, added=added, values=accepted.values, pool=self._client.pool)
+        copied = copy_rows(store, chosen, found, added=added, values=accepted.values, pool=self._receiver.pool)
         spec = on_cpu(chosen.with_rows(len(found.rows)))
         self._session.observed_calls.count_content(bytes_out=spec.nbytes)
-        spec, decoded, fault = try_decode_values(self._client, spec, copied.values, keeps_fault=wanted.keeps_fault)
+        spec, decoded, fault = try_decode_values(self._receiver, spec, copied.values, keeps_fault=wanted.keeps_fault)
         return Content(spec, copied.received.get_leaves(), decoded, 0, accepted, copied.received, fault)
 
     def read_listed(self, wanted: WantedRows, selection: Selection) -> Content | None:
@@ -180,11 +181,11 @@ class MappedMover(ClientMover):
             chosen = select_spec(store.spec, selection, keys, store=store.name)
             destination.check(chosen)
             places = destination.find_places(read_layout(chosen))
-        found = copy_selection(store, selection, keys, accepted, pool=self._client.pool, into=places)
+        found = copy_selection(store, selection, keys, accepted, pool=self._receiver.pool, into=places)
         if found is None:
             return None
         self._session.observed_calls.count_content(bytes_out=found.spec.nbytes)
-        trusts = self._client.allow_pickle if wanted.allow_pickle is None else wanted.allow_pickle
+        trusts = self._receiver.allow_pickle if wanted.allow_pickle is None else wanted.allow_pickle
         spec, decoded_values = decode_values(found.spec, found.values, allow_pickle=trusts)
         content = Content(spec, found.leaves, decoded_values, found.version).with_spec(store.spec)
         if destination is not None:

@@ -78,6 +78,7 @@ class BackgroundCalls:
             executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=False)
+        self.watch.close()
 
     def _submit(self, call: _Call[Any]) -> Future[None]:
         with self._lock:

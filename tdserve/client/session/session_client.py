@@ -37,6 +37,7 @@ from tdserve.client.session.call_conditions import (
 )
 from tdserve.client.session.call_traces import find_call_traces, get_traced_call
 from tdserve.client.session.catalog_client import CatalogClient
+from tdserve.client.session.client_links import ClientLinks, ask_weakly, end_with
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.known_stores import KnownStores
 from tdserve.client.session.observed_calls import ObservedCalls
@@ -92,6 +93,8 @@ class SessionClient:
         numpy: Whether what is read is handed over as NumPy arrays.
         find_moved: Finds the client to which calls about a store that has moved go on.
         deadline_watch: Ends its calls that return early when their time is up.
+        links: What it has open, which ends with it.
+        on_dropped: Ends that if the client was not closed.
     """
 
     def __init__(
@@ -110,7 +113,7 @@ class SessionClient:
         chosen = check_transport(transport)
         self._gpu = find_gpu(device, transport=chosen)
         self.catalog = CatalogClient(address, token=token, timeout_s=timeout_s, tls=tls)
-        self.catalog.ask_session = self._ask_session
+        self.catalog.ask_session = ask_weakly(self._ask_session)
         self.requests = self.catalog.requests
         self.observed_calls = ObservedCalls()
         self._traces = find_call_traces()
@@ -129,6 +132,8 @@ class SessionClient:
         self._session: Session | None = None
         self._background = BackgroundCalls("tdserve-client")
         self.deadline_watch = self._background.watch
+        self.links = ClientLinks(self.catalog.connection, self.deadline_watch)
+        self.on_dropped = end_with(self, [self.links], address)
 
     @property
     def address(self) -> str:
@@ -421,6 +426,7 @@ class SessionClient:
         self._one_port.begin(session)
         session.mover = self.make_mover(session)
         self._session = session
+        self.links.note_session(session)
         if self.is_closed:  # by another thread, which may not know this session
             session.close()
             self.catalog.check_usable()
@@ -436,22 +442,14 @@ class SessionClient:
         if is_own:
             self._close_writers()
         self.catalog.is_closed = True
-        session, self._session = self._session, None
-        if session is not None and is_own:
-            session.end_overwrites()
-            has_reported = session.report_calls()
-            session.groups.leave_all(session.flush)
-            if has_reported:
-                session.flush()
-        self.catalog.close()
-        if not is_own:
-            return
-        if session is not None:
-            session.close()
-        opening = self._opening
-        if opening is not None:
-            opening.join()
-        self._background.close()  # pending work ends at once, with ClosedError
+        session, self._session = self._session, None  # has to exist until it is closed
+        if is_own:
+            self.links.close()
+            if (opening := self._opening) is not None:
+                opening.join()
+            self._background.close()  # pending work ends at once, with ClosedError
+        del session
+        self.on_dropped.detach()
 
     def __enter__(self: _Self) -> _Self:  # noqa: PYI019 (typing.Self is 3.11)
         return self

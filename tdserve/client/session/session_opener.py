@@ -38,18 +38,18 @@ class Opening:
         timeout_s: float,
         explain_silence: Callable[[float], str],
     ) -> None:
-        self._open_session = open_session
         self._explain_silence = explain_silence
         self._address = address
         self._deadline = Deadline.after(max(timeout_s, MIN_OPENING_S))
         self._changed = Condition()
         self._session: Session | None = None
         self._error: BaseException | None = None
-        self._thread = Thread(target=self._run, name="tdserve-open-session", daemon=True)
+        # An argument, which goes with the thread: the client has this object, and must not be in a cycle with it.
+        self._thread = Thread(target=self._run, args=(open_session,), name="tdserve-open-session", daemon=True)
         try:
             self._thread.start()
         except RuntimeError:  # the interpreter is exiting, and starts no more threads
-            self._run()
+            self._run(open_session)
 
     @property
     def is_over(self) -> bool:
@@ -81,9 +81,9 @@ class Opening:
         if self._thread.ident is not None and self._thread is not current_thread():
             self._thread.join(UNOPENED_JOIN_S if self._session is None else JOIN_TIMEOUT_S)
 
-    def _run(self) -> None:
+    def _run(self, open_session: Callable[[Deadline], Session]) -> None:
         try:
-            session = self._open_session(self._deadline)
+            session = open_session(self._deadline)
         except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: the waiting caller gets it)
             self._end(None, error)
         else:

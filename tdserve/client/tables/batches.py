@@ -28,6 +28,7 @@ from tdserve.base.errors import (
 from tdserve.client.content.devices import begin, resolve_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.call_conditions import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S
+from tdserve.client.session.finalizing import run_from_finalizer
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.step_counts import StepCount
@@ -144,7 +145,8 @@ class Batches:
             room=BoundedSemaphore(ahead.num_batches),
         )
         self._name = query.name
-        self._finalizer = weakref.finalize(self, order.end)
+        self._on_dropped = weakref.finalize(self, run_from_finalizer, order.end)
+        self._on_dropped.atexit = False  # the thread ends itself then
         self._ahead.start(partial(_fetch_until_closed, order), order.end)
 
     def __iter__(self) -> Iterator[Any]:
@@ -184,6 +186,7 @@ class Batches:
 
     def close(self) -> None:
         """Ends the iterator and its thread. Idempotent; any thread may call it."""
+        self._on_dropped.detach()
         self._order.end()
         self._ahead.join(self._order.client.deadline(None).limit(JOIN_TIMEOUT_S))
 

@@ -19,6 +19,7 @@ from tdserve.client.content.devices import to_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.call_conditions import may_repeat
 from tdserve.client.session.call_deadline import begin_step
+from tdserve.client.session.finalizing import run_from_finalizer
 
 POLL_S = 0.5
 """How soon a waiting iterator notices that it was closed."""
@@ -41,7 +42,7 @@ class Held(Protocol):
         """As of ``tdserve.Taken``."""
 
     def give_back_later(self) -> None:
-        """Gives the rows back from another thread; for finalizers."""
+        """Gives the rows back without waiting for that."""
 
 
 @leave_modes_in_calls
@@ -98,7 +99,7 @@ class TakenBatches:
     def __del__(self) -> None:
         held = getattr(self, "_held", None)
         if held is not None:
-            held.give_back_later()
+            run_from_finalizer(held.give_back_later)
 
     def close(self) -> None:
         """Ends the iterator, also for a thread that waits in it, and gives back what was not acknowledged."""

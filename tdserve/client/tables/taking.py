@@ -18,6 +18,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.call_conditions import is_passing
+from tdserve.client.session.finalizing import run_from_finalizer
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.change_requests import change, to_generations, to_row_numbers
@@ -142,7 +143,7 @@ def give_back(client: SessionClient, query: Query, lease: Lease, timeout_s: floa
 
 
 def give_back_later(client: SessionClient, query: Query, lease: Lease, *, uncounts: bool = False) -> None:
-    """Gives rows back from another thread; for finalizers, and for servers that do not answer."""
+    """Gives rows back from another thread; for what is dropped, and for servers that do not answer."""
     with suppress(TDServeError):  # the client was closed: its rows are free with its session
         client.later(partial(give_back, client, query, lease, GIVE_BACK_TIMEOUT_S, uncounts=uncounts))
 
@@ -183,7 +184,7 @@ class Taken:
 
     def __init__(self, client: SessionClient, query: Query, lease: Lease) -> None:
         self._lease = lease
-        self._unseen = weakref.finalize(self, give_back_later, client, query, lease)
+        self._unseen = weakref.finalize(self, run_from_finalizer, partial(give_back_later, client, query, lease))
         self._unseen.atexit = False  # with its session the rows are free
         self._client = client
         self._query = query
@@ -233,5 +234,5 @@ class Taken:
         self._is_over = True
 
     def give_back_later(self) -> None:
-        """Gives the rows back from another thread; for finalizers."""
+        """Gives the rows back without waiting for that."""
         give_back_later(self._client, self._query, self._hold())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -18,17 +18,39 @@ from tdserve.client.content.received import Received
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.session.pending import Pending, Reply
 from tdserve.client.session.session import Session
-from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s, compute_sending_timeout_s
 from tdserve.client.transfers.download import Posted, abort_transfer, receive_answer
 from tdserve.data.values import ReadBlock
 from tdserve.messages.layout import Layout
 from tdserve.structure.tree import Path, Spec
+from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2
 
 
+class Receiver(Protocol):
+    """What a client that receives content decides about it.
+
+    Attributes:
+        pool: Memory for it.
+        allow_pickle: Whether pickled values are unpickled.
+    """
+
+    @property
+    def pool(self) -> BufferPool: ...
+
+    @property
+    def allow_pickle(self) -> bool: ...
+
+
+class ReceiverSettings(NamedTuple):
+    """The same for the mover of a session, which must not keep the client alive; attributes as of ``Receiver``."""
+
+    pool: BufferPool
+    allow_pickle: bool
+
+
 def finish_read(
-    client: SessionClient,
+    receiver: Receiver,
     session: Session,
     reply: Reply,
     *,
@@ -52,12 +74,12 @@ def finish_read(
     accepted = reply.accepted
     places, mismatch = (None, None) if destination is None else destination.match_places(spec, layout)
     received, encoded = receive_with_values(
-        client, session, reply, layout, into=places, device=device if destination is None else None
+        receiver, session, reply, layout, into=places, device=device if destination is None else None
     )
     if mismatch is not None:
         raise mismatch
     version = received.version
-    spec, values, fault = try_decode_values(client, spec, encoded, keeps_fault=keeps_fault, allow_pickle=allow_pickle)
+    spec, values, fault = try_decode_values(receiver, spec, encoded, keeps_fault=keeps_fault, allow_pickle=allow_pickle)
     content = Content(spec, received.get_leaves(), values, version or accepted.version, accepted, received, fault)
     if destination is not None:
         destination.finish(content, was_direct=places is not None)
@@ -65,7 +87,7 @@ def finish_read(
 
 
 def receive_with_values(
-    client: SessionClient,
+    receiver: Receiver,
     session: Session,
     reply: Reply,
     layout: Layout,
@@ -76,13 +98,13 @@ def receive_with_values(
     """Receives what an answer announces or contains; returns it, and the encoded values. Arguments and errors as of
     ``receive_answer``."""
     announced = reply.pending.announced
-    block = _allocate_values(client, reply.accepted) if announced is None else announced.values
-    received = receive_answer(layout, session, reply, pool=client.pool, into=into, values=block, device=device)
+    block = _allocate_values(receiver, reply.accepted) if announced is None else announced.values
+    received = receive_answer(layout, session, reply, pool=receiver.pool, into=into, values=block, device=device)
     return received, reply.accepted.values if block is None else block.numpy().tobytes()
 
 
 def try_decode_values(
-    client: SessionClient,
+    receiver: Receiver,
     spec: Spec,
     encoded: bytes | ReadBlock,
     *,
@@ -90,7 +112,7 @@ def try_decode_values(
     allow_pickle: bool | None = None,
 ) -> tuple[Spec, dict[Path, Any], TDServeError | None]:
     """Decodes values; with ``keeps_fault`` returns an error instead of raising it, and no values with it."""
-    trusts = client.allow_pickle if allow_pickle is None else allow_pickle
+    trusts = receiver.allow_pickle if allow_pickle is None else allow_pickle
     try:
         return *decode_values(spec, encoded, allow_pickle=trusts), None
     except TDServeError as error:
@@ -99,9 +121,9 @@ def try_decode_values(
         return spec, {}, error
 
 
-def _allocate_values(client: SessionClient, accepted: control_pb2.Accepted) -> torch.Tensor | None:
+def _allocate_values(receiver: Receiver, accepted: control_pb2.Accepted) -> torch.Tensor | None:
     """Returns memory for the block of values that follows the leaves; None if there is none."""
-    return client.pool.take(accepted.values_nbytes) if accepted.values_nbytes else None
+    return receiver.pool.take(accepted.values_nbytes) if accepted.values_nbytes else None
 
 
 def finish_known_size(

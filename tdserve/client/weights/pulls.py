@@ -26,7 +26,7 @@ from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.handles.key_paths import list_paths
-from tdserve.client.session.pending import Reply
+from tdserve.client.session.pending import Pending, Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.timeouts import compute_answer_timeout_s
@@ -147,28 +147,24 @@ def make_wanted(name: str, newer_than: int | None = None, *, dtype: Any, select:
 
 
 class Pulls:
-    """The pulls of one client. Threads: safe.
+    """What the pulls of one client share. Threads: safe."""
 
-    Args:
-        client: The client.
-    """
-
-    def __init__(self, client: SessionClient) -> None:
-        self._client = client
+    def __init__(self) -> None:
         self._known: NewestNames[Spec] = NewestNames()
         self._held = HeldVersions()
 
-    def pull(self, wanted: Wanted, deadline: Deadline) -> Weights | None:
-        """Gets a version; None if there is nothing newer and the call does not wait; see ``Client.latest``."""
+    def pull(self, client: SessionClient, wanted: Wanted, deadline: Deadline) -> Weights | None:
+        """Gets a version for their client; None if there is nothing newer and the call does not wait; see
+        ``Client.latest``."""
         wanted.check()
-        attempt = _Attempt(self._client, wanted, self._known, self._held)
+        attempt = _Attempt(client, wanted, self._known, self._held)
         try:
-            found = self._client.call(attempt, deadline)
+            found = client.call(attempt, deadline)
         except VersionNotFoundError as error:
             raise wanted.name_version(error) from None
         if found is None or wanted.has_place:
             return found
-        return found._replace(data=self._client.hand_over(found.data, wanted.numpy, wanted.device))
+        return found._replace(data=client.hand_over(found.data, wanted.numpy, wanted.device))
 
 
 def wait_newer(client: SessionClient, wanted: Wanted, deadline: Deadline) -> int | None:
@@ -180,14 +176,40 @@ def wait_newer(client: SessionClient, wanted: Wanted, deadline: Deadline) -> int
     wanted.check()
 
     def attempt(session: Session, request: int, deadline: Deadline) -> int | None:
-        message = wanted.request(None, 0, deadline)
-        message.without_content = True
-        pending = session.send(request, latest=message)
+        pending = session.send(request, latest=_request_number(wanted, deadline))
         warn = partial(client.catalog.missing_names.warn, wanted.name)
-        answer = pending.wait(compute_answer_timeout_s(deadline), f"a version of {wanted.name!r}", on_slow=warn)
-        return None if answer.done.nothing_newer else answer.done.version
+        return _read_number(pending, wanted, deadline, on_slow=warn)
 
     return client.call(attempt, deadline)
+
+
+def ask_newer(client: SessionClient, wanted: Wanted, deadline: Deadline) -> Callable[[], int | None]:
+    """Asks for a version as ``wait_newer`` does, without a retry. Returns what waits for the answer; it does not refer
+    to the client, whose end ends the wait with an error."""
+    session, request = client.session(deadline), client.requests.take_number()
+    pending = session.send(request, latest=_request_number(wanted, deadline))
+
+    def wait() -> int | None:
+        try:
+            return _read_number(pending, wanted, deadline)
+        finally:
+            session.forget(request)
+
+    return wait
+
+
+def _request_number(wanted: Wanted, deadline: Deadline) -> control_pb2.LatestRequest:
+    message = wanted.request(None, 0, deadline)
+    message.without_content = True
+    return message
+
+
+def _read_number(
+    pending: Pending, wanted: Wanted, deadline: Deadline, *, on_slow: Callable[[float], None] | None = None
+) -> int | None:
+    what = f"a version of {wanted.name!r}"
+    answer = pending.wait(compute_answer_timeout_s(deadline), what, on_slow=on_slow)
+    return None if answer.done.nothing_newer else answer.done.version
 
 
 class _OtherStructureError(TransferAbortedError):

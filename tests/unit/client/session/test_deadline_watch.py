@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from queue import SimpleQueue
 
 import pytest
@@ -32,6 +33,18 @@ def test_watch_when_nothing_is_left_then_its_thread_ends_and_another_starts_for_
     for _ in range(2):
         watch.add(0.0, lambda: over.put(threading.current_thread()))
         over.get(timeout=LIMIT_S).join(LIMIT_S)
+
+
+@pytest.mark.parametrize("is_closed_first", [False, True])
+def test_watch_when_it_is_closed_then_its_thread_ends_as_soon_as_nothing_is_left(is_closed_first: bool) -> None:
+    watch, threads = DeadlineWatch(), SimpleQueue[threading.Thread]()
+    number = watch.add(LIMIT_S * 10, lambda: None)
+    watch.add(0.0, lambda: threads.put(threading.current_thread()))
+    thread = threads.get(timeout=LIMIT_S)
+    for step in (watch.close, partial(watch.remove, number))[:: 1 if is_closed_first else -1]:
+        step()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
 
 
 def test_background_calls_when_all_threads_are_held_then_a_call_ends_in_time_and_is_not_made() -> None:
