@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -51,9 +52,21 @@ def check_slices(sample: Any) -> int:
     return max(map(len, slices))
 
 
+_opened: list[tdserve.Client] = []
+
+
+@pytest.fixture(autouse=True)
+def _close_clients() -> Iterator[None]:
+    """Closes the connections of buffers after each test."""
+    yield
+    while _opened:
+        _opened.pop().close()
+
+
 def make_buffer(server: tdserve.Server, name: str, transport: Any, sampler: Any, capacity: int = 100) -> Any:
     """Returns a buffer that writes and reads over a connection of its own."""
     client = tdserve.connect(server.address, transport=transport)
+    _opened.append(client)
     storage = TDServeStorage(capacity, address=client, name=name)
     return TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=64)
 
