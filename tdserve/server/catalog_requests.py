@@ -67,7 +67,7 @@ class CatalogRequests:
 
     async def _open(self, name: str, deadline: Deadline) -> OpenedStore:
         """Returns a store that exists, opened if need be, which takes a task."""
-        if (store := self._stores.find_used(name)) is not None:
+        if (store := self._stores.find_if_open(name)) is not None:
             return store
         await inline_tasks.ensure_task()
         return await self._stores.wait(name, deadline)

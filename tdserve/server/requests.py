@@ -260,7 +260,7 @@ class Requests:
         if not traits.uses_store:
             await self._run_handler(call)
             return
-        if (store := self._stores.find_used(call.used_name)) is not None:
+        if (store := self._stores.find_if_open(call.used_name)) is not None:
             # First: this may be a retry of an extend into claimed rows. A writer need not see what others write.
             store.catch_up(client_id if call.kind == "extend" else b"")
         if traits.is_once:
@@ -268,11 +268,11 @@ class Requests:
                 return
             self._answers.check_room(client_id)
         name = call.store_name
-        self._stores.seals.begin(name)
+        self._stores.seals.begin_request(name)
         try:
             await self._run_handler(call)
         finally:
-            self._stores.seals.end(name)
+            self._stores.seals.end_request(name)
 
     async def _answer_from_record(self, call: _ServerCall) -> bool:
         """Answers a request whose earlier attempt was committed; returns whether it was."""

@@ -33,7 +33,7 @@ class Seal(NamedTuple):
     operation: str
 
 
-class Seals:
+class SealedStores:
     """Which stores are sealed, and how many requests are still under way for each store.
 
     Args:
@@ -111,13 +111,13 @@ class Seals:
         if record is not None and (placement := find_forward(record)) is not None:
             raise StoreMovedError(name=name, server=placement.servers[0], move=placement.move)
 
-    def begin(self, name: str) -> None:
+    def begin_request(self, name: str) -> None:
         """Counts a request for a store. Raises what ``check_here`` does; then it does not count."""
         self.check_here(name)
         self._num_requests[name] += 1
 
-    def end(self, name: str) -> None:
-        """Ends ``begin``."""
+    def end_request(self, name: str) -> None:
+        """Ends ``begin_request``."""
         self._num_requests[name] -= 1
         if not self._num_requests[name]:
             del self._num_requests[name]
@@ -125,7 +125,7 @@ class Seals:
     def count_task(self, name: str, task: asyncio.Task[None]) -> None:
         """Counts a task that a request for a store has started, and that may outlast it, as a request of its own."""
         self._num_requests[name] += 1
-        task.add_done_callback(lambda _: self.end(name))
+        task.add_done_callback(lambda _: self.end_request(name))
 
     def is_idle(self, name: str, *, num_own: int = 0) -> bool:
         """Returns whether no request for a store is under way, but so many of the caller's own."""

@@ -72,7 +72,7 @@ class StoreRequests:
             NotSupportedError: Other servers have parts of it, which would be left behind.
         """
         name = check_store_name(asked.name)
-        store, known = self._stores.find_used(name), self._stores.catalog.find(name)
+        store, known = self._stores.find_if_open(name), self._stores.catalog.find(name)
         if known is not None and not asked.deletes_record and (placement := read_placement(known)) is not None:
             _check_no_parts(name, placement)
         if known is None or not known.packed:

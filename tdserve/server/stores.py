@@ -40,7 +40,7 @@ from tdserve.server.recovery.departure_records import make_departure_key
 from tdserve.server.recovery.draw_records import forget_draw_records
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.recovery.redo_log import RedoEntry
-from tdserve.server.seals import Seals
+from tdserve.server.seals import SealedStores
 from tdserve.server.specs import Specs, make_keys
 from tdserve.server.unfinished_writes import UnfinishedWrites
 from tdserve.server.waiting import Waiters
@@ -91,7 +91,7 @@ class Stores:
         self.catalog = Catalog()
         self.specs = Specs(db, self._iter_specs_in_use)
         self.packed = PackedStores(root, db, self.specs)
-        self.seals = Seals(self.catalog)
+        self.seals = SealedStores(self.catalog)
         self._changed: dict[str, Waiters] = {}  # by name, so that a change wakes only waiters of its store
         self.followers: dict[str, set[str]] = {}
         self._workers = workers
@@ -152,7 +152,7 @@ class Stores:
         return record is not None and KINDS[record.kind].is_long_to_open(record)
 
     async def open_apart(self, name: str) -> None:
-        """Opens a table of very many rows in a thread, if it has not been used since the start.
+        """Opens a table of very many rows in a thread, if it is not open.
 
         Callers that come meanwhile wait for the same thread. If the table is damaged, ``find`` raises the error.
         """
@@ -165,13 +165,9 @@ class Stores:
         if opening is not None:
             await opening.wait()
 
-    def find_opened(self, record: StoreRecord) -> OpenedStore | None:
-        """Returns the store of this incarnation, loading or not, if it has been used since the start."""
-        store = self.opened.get(record.name)
-        return store if store is not None and store.record.uid == record.uid else None
-
-    def find_used(self, name: str) -> OpenedStore | None:
-        """Returns the store of this name, if it has been used since the start."""
+    def find_if_open(self, name: str) -> OpenedStore | None:
+        """Returns the store of this name if it is open now, visible or not. That counts as a use, other than
+        ``opened.peek``."""
         return self.opened.get(name)
 
     def find_uid(self, uid: str) -> OpenedStore | None:

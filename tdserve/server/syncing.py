@@ -288,8 +288,8 @@ class Syncing:
         state = versions.get_state()
         orders = dict(state["orders"])
         records = {kept[0]: json.dumps([kept, orders.get(kept[0], "")]) for kept in state["kept"]}
-        store = self._stores.find_opened(record)
-        if store is not None and versions.newest is not None:
+        store = self._stores.opened.peek(record.name)
+        if store is not None and store.record.uid == record.uid and versions.newest is not None:
             versions.acquire(versions.newest.version)
             held.append((store, versions.newest.version))
         return SyncedWeights(record.uid, str(self._stores.root.store_folder(record.name) / "versions"), records)

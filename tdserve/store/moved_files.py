@@ -205,11 +205,18 @@ def copy_blocks(folder: Path, target: Path, numbers: Mapping[bytes, Sequence[int
     for path, chosen in numbers.items():
         source, copied = _find(folder, Block(path, 0, 0)), _find(target, Block(path, 0, 0))
         with convert_os_errors(copied, asked=len(chosen) * MAX_BLOCK_BYTES):
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            with open(source, "rb", buffering=0) as read, open(copied, "wb", buffering=0) as written:
-                for number in chosen:
-                    content = os.pread(read.fileno(), MAX_BLOCK_BYTES, number * MAX_BLOCK_BYTES)
-                    write_at(written.fileno(), content, number * MAX_BLOCK_BYTES)
+            try:
+                fd = os.open(source, _READ_FLAGS)
+            except FileNotFoundError:  # of a version that was retired just now; what is read of the copy is zero
+                continue
+            try:
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                with open(copied, "wb", buffering=0) as written:
+                    for number in chosen:
+                        content = os.pread(fd, MAX_BLOCK_BYTES, number * MAX_BLOCK_BYTES)
+                        write_at(written.fileno(), content, number * MAX_BLOCK_BYTES)
+            finally:
+                os.close(fd)
 
 
 def sync_files(folder: Path) -> None:

@@ -33,6 +33,7 @@ from tdserve.server.moves.sealing import Sealing
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.seals import Seal
 from tdserve.server.sessions.client_session import ClientSession
+from tdserve.server.sessions.session_ends import check_open
 from tdserve.server.specs import make_keys
 from tdserve.server.stores import Stores
 from tdserve.store import moved_files, object_folders
@@ -279,7 +280,7 @@ class Checkpoints:
                     files, num_bytes = await asyncio.to_thread(_keep_changed, compare, folders, max_bytes)
                     if num_bytes > max_bytes:
                         return control_pb2.CheckpointAnswer(num_bytes=num_bytes, paused_s=time.monotonic() - begun_s)
-                    session.check_open()
+                    check_open(session)
                     frozen = self._frozen[by] = []  # what is kept goes with the session from here on
                     for store, listed in zip(sealed.values(), files, strict=True):
                         kept.append(control_pb2.FrozenStore(store=describe_store(self._stores, store), files=listed))
@@ -293,10 +294,10 @@ class Checkpoints:
                 if values is not None:
                     uid = StoreRecord.from_bytes(each.store.record).uid
                     await asyncio.to_thread(values.add_to, each.files, folder / uid)
-                    session.check_open()  # else the folder, which went with it, is there once more
+                    check_open(session)  # else the folder, which went with it, is there once more
             frozen += [*kept, *filter(None, idle)]
             frozen += await asyncio.to_thread(_read_packed, catalog, packed)
-            session.check_open()
+            check_open(session)
         except BaseException:
             self._frozen.setdefault(by, [])
             await asyncio.shield(self._forget(by))

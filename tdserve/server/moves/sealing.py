@@ -110,7 +110,7 @@ class Sealing:
 
     def _end(self, name: str) -> None:
         self._stores.seals.unseal(name)
-        store = self._stores.find_used(name)
+        store = self._stores.opened.peek(name)
         if store is not None:
             store.is_leaving = False
             store.waiters.end_seal()

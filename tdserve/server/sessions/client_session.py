@@ -190,11 +190,6 @@ class ClientSession:
         """Returns the context of a request; arguments and errors as of ``Gate.authorize``."""
         return nullcontext() if self._gate is None else self._gate.authorize(self.caller, kind, asked)
 
-    def check_open(self) -> None:
-        """Raises PeerLostError if the session has ended: nobody would end what is kept for it from now on."""
-        if self.ended.is_set():
-            raise PeerLostError(peer=f"session {self.number}", reason="it has ended")
-
     def begin(self, request: int) -> None:
         """Begins a request that is not under way."""
         self.requests.add(request)

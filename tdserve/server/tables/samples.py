@@ -25,6 +25,7 @@ from tdserve.server.counts import make_counts
 from tdserve.server.kinds.policies import refresh_staleness
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
+from tdserve.server.sessions.session_ends import check_open
 from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
 from tdserve.server.tables.discarding import Discarding
@@ -179,7 +180,7 @@ class Samples:
         await call.make_ready()
         if asked.asks_mass:
             return _answer_mass(call)
-        session.check_open()
+        check_open(session)
         if asked.is_lease:
             self._leasing.setdefault(session.number, set()).add(store.record.uid)
         return await (self._send_expected(call) if asked.message_nbytes else self._send_awaited(call))
@@ -210,7 +211,7 @@ class Samples:
             while parts[-1].num_missing:
                 await asyncio.sleep(0)
                 store.check_present()
-                call.session.check_open()
+                check_open(call.session)
                 await call.make_ready()
                 more = store.get_table().draw_more(parts[-1], call.part_rows, rng=self._rng)
                 if more is None:
@@ -240,7 +241,7 @@ class Samples:
     def _find_tables(self, uids: Iterable[str]) -> list[OpenedStore]:
         """Returns those that still exist: a session may last longer than many tables, and keeps no memory of theirs."""
         names = filter(None, map(self._stores.catalog.find_name, uids))
-        return [store for store in map(self._stores.find_used, names) if store is not None]
+        return [store for store in map(self._stores.find_if_open, names) if store is not None]
 
     async def send(
         self,

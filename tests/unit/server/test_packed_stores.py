@@ -70,7 +70,7 @@ def test_may_be_packed_when_small_then_true(td: TensorDict, is_small: bool) -> N
 def test_create_when_small_then_no_file_is_made_before_it_is_used(world: World, run: Loop) -> None:
     create(world, run)
     assert files(world) == []
-    assert world.stores.find_used("x") is None
+    assert world.stores.find_if_open("x") is None
     check_content(world)
     assert not world.stores.catalog.get("x").packed
 

@@ -5,17 +5,17 @@ import asyncio
 import pytest
 
 from tdserve.rules.catalog import Catalog
-from tdserve.server.seals import SLOW_CREATION_S, Seal, Seals
+from tdserve.server.seals import SLOW_CREATION_S, Seal, SealedStores
 
 BY, OTHER = Seal(1, "checkpoint"), Seal(2, "another")
 
 
 @pytest.fixture
-def seals() -> Seals:
-    return Seals(Catalog())
+def seals() -> SealedStores:
+    return SealedStores(Catalog())
 
 
-def may_be_made_at_once(seals: Seals) -> bool:
+def may_be_made_at_once(seals: SealedStores) -> bool:
     """Returns whether a store may be made without a wait."""
     waiting = seals.wait_for_creation()
     try:
@@ -26,7 +26,7 @@ def may_be_made_at_once(seals: Seals) -> bool:
     return False
 
 
-def test_creations_when_two_hold_them_then_wait_for_both(seals: Seals) -> None:
+def test_creations_when_two_hold_them_then_wait_for_both(seals: SealedStores) -> None:
     async def run() -> None:
         with seals.hold_creations():
             with seals.hold_creations():
@@ -42,7 +42,7 @@ def test_creations_when_two_hold_them_then_wait_for_both(seals: Seals) -> None:
     asyncio.run(run())
 
 
-def test_creations_when_slow_then_one_after_the_other_until_nothing_slows_them(seals: Seals) -> None:
+def test_creations_when_slow_then_one_after_the_other_until_nothing_slows_them(seals: SealedStores) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
         seals.slow_creations(BY)

@@ -10,6 +10,7 @@ from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
 from tdserve.store.moved_files import (
     Block,
     compute_digest,
+    copy_blocks,
     list_files,
     read_blocks,
     set_files,
@@ -82,6 +83,14 @@ def test_files_when_set_anew_then_just_these_and_new_bytes_zero(tmp_path: Path) 
     set_files(tmp_path, {b"a": 6})
     assert list_files(tmp_path) == {b"a": 6}
     assert (tmp_path / "a").read_bytes() == b"abcd\0\0"
+
+
+def test_copy_when_a_file_of_a_store_at_rest_vanishes_then_the_others_are_copied(tmp_path: Path) -> None:
+    (tmp_path / "2.safetensors").write_bytes(b"content")  # the version before was retired since it was listed
+    copy_blocks(tmp_path, tmp_path / "kept", {b"1.safetensors": [0], b"2.safetensors": [0]})
+    assert list_files(tmp_path / "kept") == {b"2.safetensors": 7}
+    ((_, found),) = read_blocks(tmp_path / "kept", [Block(b"1.safetensors", 0, 4)], max_bytes=1 << 20)
+    assert found == bytes(4)
 
 
 @pytest.mark.parametrize("path", [b"", b"/etc/passwd", b"../a", b"a/../../b", b"a//b", b"a\0b", b"x" * 5000])

@@ -194,11 +194,10 @@ class _AgainstAModel(RuleBasedStateMachine):
         if plan is None:
             most = self.settings.max_times_sampled
             num_left = sum(most - self.rows[number].num_times for number in members) if most else np.inf
-            can_all = {
-                "fifo": most == 0 and len(members) >= num_rows,
-                "without_replacement": most == 0 and len(members) >= num_rows,
-            }.get(self.settings.sampler.kind, num_left >= num_rows * num_batches)
-            assert not members or not can_all
+            if self.settings.sampler.is_distinct:
+                assert most or len(members) < num_rows
+            else:
+                assert not members or num_left < num_rows * num_batches
             return
         assert len(plan.rows) == num_rows * num_batches
         assert set(plan.rows.tolist()) <= members

@@ -63,7 +63,7 @@ def test_seal_when_made_then_requests_are_refused_until_its_session_ends(world: 
     store = make_table(world, run)
     seal(world, run, store)
     with pytest.raises(StoreMovedError, match="at rest"):
-        world.stores.seals.begin("x")
+        world.stores.seals.begin_request("x")
     with pytest.raises(StoreMovedError):
         store.check_present()
     with pytest.raises(StoreMovedError):
@@ -72,36 +72,36 @@ def test_seal_when_made_then_requests_are_refused_until_its_session_ends(world: 
     get_leaving(world).on_session_ended(OTHER)
     assert world.stores.seals.find("x") == SEAL
     get_leaving(world).on_session_ended(SESSION)
-    world.stores.seals.begin("x")
+    world.stores.seals.begin_request("x")
     store.check_present()
 
 
 def test_seal_when_a_request_does_not_end_then_the_store_serves_again(world: World, run: Loop) -> None:
     store = make_table(world, run)
-    world.stores.seals.begin("x")
+    world.stores.seals.begin_request("x")
     with pytest.raises(DeadlineExceededError, match="under way"):
         seal(world, run, store, timeout_s=0.05)
-    world.stores.seals.end("x")
-    world.stores.seals.begin("x")
+    world.stores.seals.end_request("x")
+    world.stores.seals.begin_request("x")
     store.check_present()
 
 
 def test_seal_when_its_session_ends_while_it_waits_then_the_store_serves_again(world: World, run: Loop) -> None:
     store = make_table(world, run)
     leaving = get_leaving(world)
-    world.stores.seals.begin("x")
+    world.stores.seals.begin_request("x")
 
     async def end_session() -> None:
         sealing = asyncio.ensure_future(leaving.seal(store, SEAL, Deadline.after(5.0)))
         while not world.stores.seals.find("x"):  # noqa: ASYNC110 (it has begun in a turn or two)
             await asyncio.sleep(0)
         leaving.on_session_ended(SESSION)
-        world.stores.seals.end("x")
+        world.stores.seals.end_request("x")
         with pytest.raises(WrongStateError, match="is over"):
             await sealing
 
     run(end_session())
-    world.stores.seals.begin("x")
+    world.stores.seals.begin_request("x")
     store.check_present()
 
 
