@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from tdserve.base.errors import ClosedError
 from tdserve.client.session.awaitable_future import AwaitableFuture
-from tdserve.client.session.call_traces import carry_context
 from tdserve.client.session.cancellation import Cancellation
 
 _Result = TypeVar("_Result")
@@ -47,7 +48,7 @@ class Calls:
         self._ending = ThreadPoolExecutor(max_threads, thread_name_prefix="tdserve-aio-end")
 
     def start(self, call: Callable[[], _Result], *, is_end: bool = False) -> AwaitableFuture[_Result]:
-        """Runs a call in a thread.
+        """Runs a call in a thread, in the context of its task: in a block of ``within``, with its spans.
 
         Raises:
             ClosedError: The client was closed, or the interpreter is exiting.
@@ -55,7 +56,7 @@ class Calls:
         future: AwaitableFuture[_Result] = AwaitableFuture()
         threads = self._ending if is_end else self._waiting
         try:
-            threads.submit(future.run, carry_context(call))
+            threads.submit(future.run, partial(copy_context().run, call))
         except RuntimeError as fault:
             raise ClosedError(what="the client") from fault
         return future

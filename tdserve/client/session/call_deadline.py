@@ -1,32 +1,52 @@
-"""The deadline that calls of a thread have in common: calls of a block of the user's, or the steps of one call, such as
-those to several servers."""
+"""The deadline that calls of a thread or task have in common: calls of a block of the user's, or the steps of one call,
+such as those to several servers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import local
+from contextvars import ContextVar
 
 from tdserve.base.deadline import Deadline
 
 LONGEST_WAIT_S = 7 * 24 * 3600.0
 """An infinite ``timeout_s`` waits a week, since gRPC, gloo and the messages need a number."""
 
-_of_thread = local()
+
+class _Block:
+    """A block with a deadline. Tasks and threads that begin in it inherit it, and may outlive it.
+
+    Attributes:
+        deadline: Of the calls in it.
+        outer: The block that it is in.
+        is_over: Whether it has ended: then the outer one holds for those that go on.
+    """
+
+    __slots__ = ("deadline", "is_over", "outer")
+
+    def __init__(self, deadline: Deadline, outer: _Block | None) -> None:
+        self.deadline = deadline
+        self.outer = outer
+        self.is_over = False
+
+
+_block: ContextVar[_Block | None] = ContextVar("_block", default=None)
 
 
 @contextmanager
 def within(limit: float | Deadline) -> Iterator[None]:
-    """Gives the calls of a block one time together: those of this thread that have no ``timeout_s`` of their own end by
-    it, where they would have their client's default each.
+    """Gives the calls of a block one time together: those of this thread, or of this task and the tasks that begin in
+    the block, that have no ``timeout_s`` of their own end by it, where they would have their client's default each.
 
     >>> with tdserve.within(5.0):
     ...     names = client.stores()
     ...     table = client.create_replay("replay", row, 1000, exists_ok=True)
 
-    A block within another one ends no later than that. ``next`` of an iterator over batches ends by it in any case. The
-    block itself is not interrupted: what is no call of tdserve takes its time, and a call that begins after the time is
-    over asks once. Calls of ``tdserve.aio`` are made in other threads: there, ``asyncio.timeout`` does this.
+    A block within another one ends no later than that. ``next`` of an iterator over batches ends by it in any case, and
+    so do the waits of a writer in the calling thread, whatever ``timeout_s`` they were opened with. The block itself is
+    not interrupted: what is no call of tdserve takes its time, and a call that begins after the time is over asks once.
+    For calls of ``tdserve.aio`` the time includes the wait for a thread. A task that outlives the block has its
+    client's default afterwards. Other threads that the program starts have it in any case.
 
     Args:
         limit: Seconds from now. 0 asks once.
@@ -35,23 +55,34 @@ def within(limit: float | Deadline) -> Iterator[None]:
         InvalidRequestError: ``limit`` is negative, or no number.
         DeadlineExceededError: From a call of the block that would have to wait longer.
     """
-    outer = get_call_deadline()
-    _of_thread.deadline = limit if isinstance(limit, Deadline) else begin_step(limit)
+    outer = _block.get()
+    block = _Block(limit if isinstance(limit, Deadline) else begin_step(limit), outer)
+    _block.set(block)
     try:
         yield
     finally:
-        _of_thread.deadline = outer
+        block.is_over = True
+        _block.set(outer)
 
 
-def begin_step(timeout_s: float) -> Deadline:
-    """Returns the deadline of a step that may take so many seconds, and no longer than the block that it is in."""
-    return (get_call_deadline() or Deadline.never).shorten(timeout_s)
+def leave_blocks() -> None:
+    """Makes what this context runs later be in no block."""
+    _block.set(None)
+
+
+def begin_step(timeout_s: float | None) -> Deadline:
+    """Returns the deadline of a step that may take so many seconds, None for any time, and no longer than the block
+    that it is in."""
+    deadline = get_call_deadline() or Deadline.never
+    return deadline if timeout_s is None else deadline.shorten(timeout_s)
 
 
 def get_call_deadline() -> Deadline | None:
-    """Returns the deadline of the call of which this thread makes a step; None if it makes none."""
-    found: Deadline | None = getattr(_of_thread, "deadline", None)
-    return found
+    """Returns the deadline of the call of which this thread or task makes a step; None if it makes none."""
+    block = _block.get()
+    while block is not None and block.is_over:
+        block = block.outer
+    return None if block is None else block.deadline
 
 
 def begin_call(timeout_s: float | None, default_s: float) -> Deadline:

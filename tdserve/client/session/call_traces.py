@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from tdserve.base.config import is_client_traced
 from tdserve.base.errors import InvalidRequestError, TDServeError
+from tdserve.client.session.call_deadline import leave_blocks
 from tdserve.messages.span_attributes import BYTES, ERROR_TYPE, SPAN_PREFIX, describe_request, name_request
 from tdserve.v1 import control_pb2
 
@@ -220,8 +221,13 @@ def find_call_traces() -> CallTraces | None:
 
 
 def carry_context(work: Callable[[], _Result]) -> Callable[[], _Result]:
-    """Returns work for another thread, whose spans are below the current one of this thread."""
-    return work if find_call_traces() is None else partial(copy_context().run, work)
+    """Returns work for another thread, whose spans are below the current one of this thread. It is in no block of
+    ``within``, with spans as without: what it has to end by is known to its call."""
+    if find_call_traces() is None:
+        return work
+    context = copy_context()
+    context.run(leave_blocks)
+    return partial(context.run, work)
 
 
 def gather_spans(method: _Method) -> _Method:

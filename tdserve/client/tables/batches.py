@@ -28,6 +28,7 @@ from tdserve.base.errors import (
 from tdserve.client.content.devices import begin, resolve_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.call_conditions import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S
+from tdserve.client.session.call_deadline import begin_step
 from tdserve.client.session.finalizing import run_from_finalizer
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
@@ -173,7 +174,7 @@ class Batches:
         order, max_lag = self._order, self._order.query.max_lag
         if max_lag is None or not order.drops_old:
             return True
-        deadline = Deadline.after(self._timeout_s)
+        deadline = begin_step(self._timeout_s)
         # Also false if the policy was deleted and created again: then its newest is older.
         policy, kind = order.query.policy, order.query.kind
         return oldest in ask_versions_in_time(order.client, self._name, policy, max_lag, deadline, kind=kind)

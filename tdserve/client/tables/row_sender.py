@@ -27,6 +27,7 @@ from tdserve.base.errors import (
     RequestError,
     WriterFailedError,
 )
+from tdserve.client.session.call_deadline import begin_step
 from tdserve.client.session.client_mover import ClientMover
 from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.tables.nstep import NStepWindow
@@ -129,7 +130,7 @@ class RowSender:
             values: Non-tensor leaves in the order of ``spec.values``; may not.
             values_nbytes: Encoded size of them.
             priority, policy_version: ``NO_PRIORITY`` and ``NO_VERSION`` for none.
-            timeout_s: To wait for room; None waits without end.
+            timeout_s: To wait for room, no longer than the block ``within``; None waits without end.
 
         Raises:
             DeadlineExceededError: There was no room in time. The row was not accepted.
@@ -241,7 +242,7 @@ class RowSender:
         page = self._buffer.find_page(self._stream, values_nbytes)
         if page is None:
             self._num_blocked += 1
-            deadline = Deadline.after(timeout_s)
+            deadline = begin_step(timeout_s)
             try:
                 while page is None:
                     self._wake()

@@ -16,6 +16,7 @@ from tdserve.base.integers import check_integer
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.value_blocks import compute_row_nbytes
 from tdserve.client.handles.key_paths import check_path
+from tdserve.client.session.call_deadline import begin_step
 from tdserve.client.tables.given_rows import add_form_hint
 from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.row_annotations import check_policy, check_policy_version
@@ -31,6 +32,9 @@ MAX_BYTES = 64 * 1024 * 1024
 
 ABANDON_FLUSH_S = 2.0
 """Time for sending rows that were appended before the caller's code raised: the exception must not wait for long."""
+
+MIN_ABANDON_FLUSH_S = 0.1
+"""The same in a block of ``within`` whose time is over: a server that is up needs less."""
 
 
 @leave_modes_in_calls
@@ -68,7 +72,8 @@ class ReplayWriter:
         policy_version: Version of the table's policy that makes the rows appended from now on; see the property.
         n_step: Turns them into n-step rows. Rows whose horizon is open, at most n-1, are held back, also by ``flush``;
             the end of the trajectory completes them, and so does ``close``.
-        timeout_s: Default for calls that wait; None is the client's.
+        timeout_s: Default for calls that wait; None is the client's. In a block of ``tdserve.within`` they wait no
+            longer than that.
 
     Raises:
         InvalidRequestError: An argument is out of range, ``max_bytes`` is too small for two rows, or the rows lack a
@@ -173,7 +178,8 @@ class ReplayWriter:
         Raises:
             SpecMismatchError, NotSupportedError: The row does not fit. It was not accepted; the writer goes on.
             InvalidRequestError: The priority is invalid. As above.
-            DeadlineExceededError: There was no room within the writer's ``timeout_s``. As above.
+            DeadlineExceededError: There was no room within the writer's ``timeout_s``, or the time of the block
+                ``tdserve.within``. As above.
             WriterFailedError: Rows could not be stored; every later call raises it too.
             ClosedError: The writer was closed.
             ForkedClientError: This is a forked child of the process that has made the writer.
@@ -233,12 +239,13 @@ class ReplayWriter:
             return
         try:
             with suppress(TDServeError):
-                self._sender.close(Deadline.after(ABANDON_FLUSH_S))
+                flush_s = max(begin_step(ABANDON_FLUSH_S).limit(ABANDON_FLUSH_S), MIN_ABANDON_FLUSH_S)
+                self._sender.close(Deadline.after(flush_s))
         finally:
             self._sender.stop()
 
     def _make_deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline.after(self._timeout_s if timeout_s is None else timeout_s)
+        return begin_step(self._timeout_s) if timeout_s is None else Deadline.after(timeout_s)
 
 
 def _check_priority(priority: Any) -> float:

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.aio.async_calls import Calls
 from tdserve.aio.async_handles import AsyncTaken
+from tdserve.client.session.call_deadline import get_call_deadline
 from tests.processes import wait_for
 from tests.roots import make_quick_root
 
@@ -79,6 +80,48 @@ def test_end_when_it_fails_then_its_error_is_raised() -> None:
 
         with pytest.raises(tdserve.WrongStateError):
             await calls.run(end, is_end=True)
+        calls.shut_down()
+
+    asyncio.run(scenario())
+
+
+def test_calls_when_within_a_block_then_they_end_by_its_time(server: tdserve.Server) -> None:
+    async def scenario(address: str) -> None:
+        async with tdserve.aio.connect(address, timeout_s=TIMEOUT_S) as client:
+            queue = await client.create_queue("block", ROWS[0], 8)
+            batches = await queue.batches(4, timeout_s=TIMEOUT_S)
+            async with queue.writer(timeout_s=TIMEOUT_S) as writer:
+                for _ in range(8):
+                    await writer.append(ROWS[0])
+                await writer.flush()
+                await writer.append(ROWS[0])
+                with tdserve.within(0.1):
+                    waits = [client.replay("absent"), writer.flush(), queue.extend(ROWS)]
+                    for error in await asyncio.gather(*waits, return_exceptions=True):
+                        assert isinstance(error, tdserve.DeadlineExceededError)
+                        assert error.timeout_s == pytest.approx(0.1, abs=0.1)
+                await batches.__anext__()
+                await batches.__anext__()
+                await writer.flush()  # the client's default
+                with tdserve.within(0.1), pytest.raises(tdserve.DeadlineExceededError):
+                    await batches.__anext__()
+            await batches.close()
+            await client.delete("block")
+
+    with server.client() as client:
+        asyncio.run(scenario(client.address))
+
+
+def test_calls_when_all_threads_are_busy_then_a_block_covers_the_wait_for_one() -> None:
+    async def scenario() -> None:
+        calls, busy = Calls(1), Event()
+        calls.start(lambda: busy.wait(TIMEOUT_S))
+        with tdserve.within(0.0):
+            waiting = asyncio.create_task(calls.run(get_call_deadline))
+            await asyncio.sleep(0)
+            busy.set()
+            assert (await waiting).expired
+        assert await calls.run(get_call_deadline) is None
         calls.shut_down()
 
     asyncio.run(scenario())

@@ -125,6 +125,18 @@ class RecordingTable:
             assert self._changed.wait_for(lambda: self._num_waiting > 0, WAIT_S)
 
 
+class TimedTable(RecordingTable):
+    """A recording table with what more a writer looks up."""
+
+    allow_pickle = False
+
+    def __init__(self, timeout_s: float = WAIT_S) -> None:
+        super().__init__()
+        self._client = self
+        self.senders: set[object] = set()
+        self.timeout_s = timeout_s
+
+
 def sender(
     table: RecordingTable,
     *,

@@ -27,7 +27,7 @@ from tdserve.client.tables.writer import ReplayWriter
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.settings import Settings
 from tests.processes import wait_for
-from tests.unit.client.tables.recording import WAIT_S, RecordingTable, row
+from tests.unit.client.tables.recording import WAIT_S, TimedTable, row
 
 
 class Step(TensorClass):
@@ -153,18 +153,6 @@ def append_all(subject: ReplayWriter, numbers: Iterable[int]) -> None:
     """Rows of these numbers."""
     for number in numbers:
         subject.append(row(number))
-
-
-class TimedTable(RecordingTable):
-    """A recording table with what more a writer looks up."""
-
-    allow_pickle = False
-
-    def __init__(self, timeout_s: float = WAIT_S) -> None:
-        super().__init__()
-        self._client = self
-        self.senders: set[object] = set()
-        self.timeout_s = timeout_s
 
 
 def test_append_when_priorities_are_given_then_they_reach_the_table() -> None:
