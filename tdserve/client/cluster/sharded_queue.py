@@ -14,6 +14,7 @@ from tdserve.client.content.padding import Pad
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
 from tdserve.client.tables.taken_batches import TakenBatches
+from tdserve.client.tables.taking import to_numbers
 from tdserve.rules.placement import PlacementRecord
 
 
@@ -55,7 +56,11 @@ class ShardedQueueHandle(ShardedTable):
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:
-        """Acknowledges rows that were taken with ``ack=False``; those of each shard together."""
+        """Acknowledges rows that were taken with ``ack=False``; those of each shard together.
+
+        Arguments and errors as of ``QueueHandle.ack``.
+        """
+        to_numbers(rows, table=self.name)
         self.change_rows(
             rows,
             self.make_deadline(timeout_s),

@@ -28,7 +28,7 @@ from tdserve.client.tables.draw_arguments import Conditions, check_ahead, check_
 from tdserve.client.tables.sampling import Query
 from tdserve.client.tables.share import Share, parse_table_share
 from tdserve.client.tables.taken_batches import TakenBatches
-from tdserve.client.tables.taking import acknowledge, name_rows
+from tdserve.client.tables.taking import acknowledge, name_rows, to_numbers
 from tdserve.rules.placement import PlacementRecord
 
 
@@ -153,7 +153,11 @@ class ShardedReplayHandle(ShardedTable):
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
-        """Acknowledges rows that a consumer took with ``ack=False``; those of each shard together."""
+        """Acknowledges rows that a consumer took with ``ack=False``; those of each shard together.
+
+        Arguments and errors as of ``ReplayHandle.ack``.
+        """
+        to_numbers(rows, table=self.name)
 
         def acknowledge_some(part: Any, some: Any, _: torch.Tensor) -> None:
             part.ack(some, consumer=consumer)

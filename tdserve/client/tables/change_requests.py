@@ -75,8 +75,11 @@ def to_row_numbers(rows: Any, *, table: str = "") -> NDArray[np.int64]:
         InvalidRequestError: They cannot be row numbers.
         SelectionError: One is negative.
     """
-    given = _get_numbers(rows)
-    array = np.asarray(to_host(given))
+    given = to_host(_get_numbers(rows))
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError):  # such as a list of batches, or of lists that differ in length
+        raise _make_kind_error(rows, np.dtype(object), table) from None
     if array.dtype == np.bool_ or (array.size and array.dtype.kind not in "iu"):
         raise _make_kind_error(rows, array.dtype, table)
     numbers = np.ascontiguousarray(array.reshape(-1).astype(np.int64))

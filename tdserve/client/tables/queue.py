@@ -9,7 +9,7 @@ from tdserve.client.content.padding import Pad
 from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taken_batches import TakenBatches
-from tdserve.client.tables.taking import Lease, Taken, acknowledge, take_rows
+from tdserve.client.tables.taking import Taken, acknowledge_given, take_rows
 from tdserve.v1 import control_pb2
 
 
@@ -71,11 +71,17 @@ class QueueHandle(TableHandle):
     def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:
         """Acknowledges rows that were taken with ``ack=False``: they are consumed.
 
+        Args:
+            rows: What ``take(n, ack=False)`` has returned, or rows of it with their ``index`` (and ``generation``, so
+                that no row is meant that has its number by now).
+            timeout_s: None is the client's default.
+
         Raises:
+            InvalidRequestError: ``rows`` names none. Nothing was changed.
             WrongStateError: This client does not hold them any more: they were acknowledged before, or its session was
                 lost and they were given to others. Nothing was changed.
         """
-        acknowledge(self._client, self.make_query(is_lease=True), Lease(rows), self._client.deadline(timeout_s))
+        acknowledge_given(self._client, self.make_query(is_lease=True), rows, timeout_s)
 
     def batches(
         self,

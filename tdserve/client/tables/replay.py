@@ -24,7 +24,7 @@ from tdserve.client.tables.sampling import draw_whole_rows
 from tdserve.client.tables.share import Share, parse_table_share
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taken_batches import TakenBatches
-from tdserve.client.tables.taking import Lease, Taken, acknowledge, take_and_acknowledge, take_rows
+from tdserve.client.tables.taking import Lease, Taken, acknowledge_given, take_and_acknowledge, take_rows
 from tdserve.v1 import control_pb2
 
 
@@ -201,11 +201,18 @@ class ReplayHandle(TableHandle):
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
         """Acknowledges rows that a consumer took with ``ack=False``.
 
+        Args:
+            rows: What ``take(n, ack=False)`` has returned, or rows of it with their ``index`` (and ``generation``, so
+                that no row is meant that has its number by now).
+            consumer: Who took them.
+            timeout_s: None is the client's default.
+
         Raises:
+            InvalidRequestError: ``rows`` names none. Nothing was changed.
             WrongStateError: This client does not hold them any more. Nothing was changed.
         """
         query = self.make_query(Conditions(consumer=consumer), is_lease=True)
-        acknowledge(self._client, query, Lease(rows), self._client.deadline(timeout_s))
+        acknowledge_given(self._client, query, rows, timeout_s)
 
     def update_priority(
         self,

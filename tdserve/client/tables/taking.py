@@ -8,6 +8,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     InvalidRequestError,
@@ -21,7 +24,7 @@ from tdserve.client.session.call_conditions import is_passing
 from tdserve.client.session.finalizing import run_from_finalizer
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.tables.change_requests import change, to_generations, to_row_numbers
+from tdserve.client.tables.change_requests import change, is_batch, to_generations, to_row_numbers
 from tdserve.client.tables.sampling import Query, Sampled, ask, receive_sample
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import encode_few_bytes
@@ -107,6 +110,33 @@ def name_rows(rows: Sampled) -> Lease:
     """Returns the lease of rows with the numbers and generations that identify them."""
     generations = rows.tensors[(GENERATION_KEY,)].abs()  # negative for rows that changed while they were copied
     return Lease({INDEX_KEY: rows.tensors[(INDEX_KEY,)], GENERATION_KEY: generations}, rows.request)
+
+
+def to_numbers(rows: Any, *, table: str) -> NDArray[np.int64]:
+    """Returns the numbers of rows that are acknowledged by hand. Raises InvalidRequestError, with what to give, if the
+    argument names none."""
+    try:
+        return to_row_numbers(rows, table=table)
+    except InvalidRequestError:
+        remedy = f"give the batch that take(n, ack=False) returned, or rows of it with their {INDEX_KEY!r}"
+        reason = f"{_describe_unnamed(rows)} names no rows of {table!r}; {remedy}, in one call for each batch"
+        raise InvalidRequestError(argument="rows", reason=reason) from None
+
+
+def _describe_unnamed(rows: Any) -> str:
+    if is_batch(rows):
+        return f"a batch without {INDEX_KEY!r}"
+    if callable(getattr(rows, "give_back", None)):
+        return "the result of take(n), which has an ack() of its own that the end of its block calls,"
+    dtype = getattr(rows, "dtype", None)
+    return type(rows).__name__ if dtype is None else f"{type(rows).__name__} of {dtype}"
+
+
+def acknowledge_given(client: SessionClient, query: Query, rows: Any, timeout_s: float | None) -> None:
+    """Acknowledges rows by hand; no rows are acknowledged at once. Errors as of ``to_numbers`` and ``acknowledge``."""
+    deadline = client.deadline(timeout_s)
+    if len(to_numbers(rows, table=query.name)):
+        acknowledge(client, query, Lease(rows), deadline)
 
 
 def acknowledge(client: SessionClient, query: Query, lease: Lease, deadline: Deadline) -> None:

@@ -248,6 +248,8 @@ def test_queue_when_shared_then_every_row_is_taken_once_in_the_order_of_its_writ
             taken += batch["number"].tolist()
     held = queue.take(5, ack=False)
     taken += held["number"].tolist()
+    with pytest.raises(tdserve.InvalidRequestError, match=r"without 'index' names no rows of .* give the batch"):
+        queue.ack(held.exclude("index"))
     queue.ack(held)
     with pytest.raises(WrongStateError):
         queue.ack(held)

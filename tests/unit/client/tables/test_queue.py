@@ -48,6 +48,28 @@ def test_take_when_without_a_block_then_acknowledged_by_hand_and_once(queue: tds
     assert queue[:]["a"].tolist() == [3, 4]
 
 
+@pytest.mark.parametrize("numpy", [False, True])
+def test_ack_when_the_argument_names_no_rows_then_error_with_what_to_give_and_nothing_changes(
+    queue: tdserve.QueueHandle, numpy: bool
+) -> None:
+    rows, taken = queue.take(2, ack=False, numpy=numpy), queue.take(1)
+    unnamed = {
+        "a batch without 'index' names": {"a": rows["a"]},
+        "which has an ack": taken,
+        "list names": [rows, rows],
+        " of .*float": rows["a"] / 2,
+        "NoneType names": None,
+    }
+    for match, given in unnamed.items():
+        with pytest.raises(InvalidRequestError, match=rf"{match}.*; give the batch that take\(n, ack=False\)"):
+            queue.ack(given)
+    assert queue.info()["num_leased"] == 3
+    queue.ack(rows["index"][:0])
+    queue.ack(rows["index"][:1])
+    assert queue.info()["num_leased"] == 2
+    taken.give_back()
+
+
 def test_take_when_there_are_too_few_then_error_and_nothing_was_taken(queue: tdserve.QueueHandle) -> None:
     with pytest.raises(DeadlineExceededError, match="size 4 of 6"):
         queue.take(5, timeout_s=0)
