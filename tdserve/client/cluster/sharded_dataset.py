@@ -27,6 +27,7 @@ from tdserve.client.handles.coerce import coerce_value
 from tdserve.client.handles.key_paths import to_path
 from tdserve.rules.placement import PlacementRecord, name_part
 from tdserve.structure.array_views import to_arrays
+from tdserve.structure.nodes import Entry, TensorLeaf
 from tdserve.structure.plain_tensors import to_host
 from tdserve.structure.tree import Path
 
@@ -179,13 +180,13 @@ class ShardedDataset(ShardedStore):
 
         found = self.ask_each(where, act, deadline=deadline)
         if not found:
-            return self.ask_part(0, lambda part: read(part, slice(0, 0)), deadline)
+            return _shape(self.ask_part(0, lambda part: read(part, slice(0, 0)), deadline), shape)
         shards = sorted(found)
         rows = join_rows([found[shard] for shard in shards])
         places = np.concatenate([where[shard] for shard in shards])
         if np.any(np.diff(places) < 0):
             rows = choose_rows(rows, torch.from_numpy(np.argsort(places)))
-        return rows[0] if shape == () else rows if len(shape) == 1 else rows.reshape(*shape, *rows.shape[1:])
+        return _shape(rows, shape)
 
     # ------------------------------------------------------------ writing
 
@@ -213,6 +214,7 @@ class ShardedDataset(ShardedStore):
         numbers, shape = self._list_numbers(index)
         where = self._split(numbers)
         spec = self.spec.with_rows(len(numbers)) if shape else self.spec.with_batch(1, ())
+        value = _flatten(value, shape, self.spec.find(path, store=self.name))
         # Fitted to all rows: what a value means does not depend on how many of them a server has.
         fitted = coerce_value(
             value,
@@ -236,9 +238,13 @@ class ShardedDataset(ShardedStore):
 
     def _list_numbers(self, index: Any) -> tuple[NDArray[np.int64], tuple[int, ...]]:
         """Returns the numbers of the rows that an index selects, and its shape. Raises SelectionError."""
-        index = _unwrap(index)
-        if index is None:
-            raise InvalidRequestError(argument="index", reason=f"{index!r}: rows are selected in one dimension alone")
+        index, before, after = _unwrap(index)
+        if before or after:
+            numbers, shape = self._list_numbers(index)
+            return numbers, (*(1,) * before, *shape, *(1,) * after)
+        if _is_flag(index):
+            numbers = np.arange(len(self) if index else 0)
+            return numbers, (int(bool(index)), len(self))
         if isinstance(index, slice) or index is Ellipsis:
             numbers = np.arange(len(self))[slice(None) if index is Ellipsis else index]
             return numbers, numbers.shape
@@ -267,18 +273,42 @@ class ShardedDataset(ShardedStore):
         return _to_slice(numbers - self.bounds[shard])
 
 
-def _unwrap(index: Any) -> Any:
-    """Returns the index of the rows, of a tuple with it alone; beside it an ellipsis selects nothing.
+def _unwrap(index: Any) -> tuple[Any, int, int]:
+    """Returns the index of the rows, and how many dimensions of size 1 ``None`` adds before and after theirs, as with
+    torch; beside the index an ellipsis selects nothing.
 
     Raises:
-        InvalidRequestError: The tuple has others, too.
+        InvalidRequestError: There are several indices.
     """
-    if not isinstance(index, tuple):
-        return index
-    items = [item for item in index if item is not Ellipsis]
-    if len(items) > 1 or len(index) - len(items) > 1:
-        raise InvalidRequestError(argument="index", reason=f"{index!r}: rows are selected in one dimension alone")
-    return items[0] if items else slice(None)
+    given = index if isinstance(index, tuple) else (index,)
+    items = [item for item in given if item is not Ellipsis]
+    chosen = [item for item in items if item is not None]
+    has_dims = len(chosen) < len(items)
+    if len(chosen) > 1 or len(given) - len(items) > 1 or (has_dims and chosen and _is_flag(chosen[0])):
+        remedy = "give one index of rows, and index what is read further"
+        raise InvalidRequestError(argument="index", reason=f"{index!r}: a shared dataset has one dimension: {remedy}")
+    places = [place for place, item in enumerate(given) if item is not None]
+    of_rows = next((place for place in places if given[place] is not Ellipsis), places[0] if places else len(given))
+    before = sum(item is None for item in given[:of_rows])
+    return chosen[0] if chosen else slice(None), before, len(items) - len(chosen) - before
+
+
+def _is_flag(index: Any) -> bool:
+    """Returns whether an index is one bool, which stands for all rows or none, in a dimension more."""
+    return isinstance(index, bool) or (isinstance(index, torch.Tensor) and index.dtype == torch.bool and not index.ndim)
+
+
+def _flatten(value: Any, shape: tuple[int, ...], entry: Entry) -> Any:
+    """Returns a value of rows with one dimension for them, where it has several as their index; another as it is."""
+    row_shape = (entry.shape if isinstance(entry, TensorLeaf) else entry.batch_size)[1:]
+    if len(shape) < 2 or getattr(value, "is_nested", False) or getattr(value, "shape", ()) != (*shape, *row_shape):
+        return value
+    return value.reshape(-1, *row_shape)
+
+
+def _shape(rows: Any, shape: tuple[int, ...]) -> Any:
+    """Returns rows, or a leaf of them, in the shape of their index."""
+    return rows[0] if shape == () else rows if len(shape) == 1 else rows.reshape(*shape, *rows.shape[1:])
 
 
 def _to_array(index: Any) -> NDArray[Any]:

@@ -25,7 +25,7 @@ from tdserve.client.session.call_conditions import may_repeat
 from tdserve.client.session.call_deadline import within
 from tdserve.client.tables.change_requests import is_batch, to_row_numbers
 from tdserve.client.tables.rows_by_number import get_keys
-from tdserve.client.tables.shaped_rows import shape_rows
+from tdserve.client.tables.shaped_rows import check_row_index, shape_rows
 from tdserve.client.tables.table_counts import ask_counts
 from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.placement import PlacementRecord
@@ -245,9 +245,10 @@ class ShardedRows(ShardedStore):
         def read_part(part: Any, local: Any) -> Any:
             return part.read_rows(local, keys)
 
+        check_row_index(index, store=self.name)
         if isinstance(index, slice) or index is Ellipsis or _is_mask(index):
             return None, self._read_selected(slice(None) if index is Ellipsis else index, read_part, deadline)
-        if isinstance(index, (str, tuple)):
+        if isinstance(index, str):
             raise InvalidRequestError(argument="index", reason=f"{index!r} is neither row numbers nor a slice or mask")
         given = np.asarray(to_host(index))
         if given.dtype.kind not in "iu" and given.size:

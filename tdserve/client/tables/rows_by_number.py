@@ -25,7 +25,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS, ask_sequences, to_row_numbers
 from tdserve.client.tables.sampling import build_rows
-from tdserve.client.tables.shaped_rows import make_ragged_error, shape_rows
+from tdserve.client.tables.shaped_rows import check_row_index, make_ragged_error, shape_rows
 from tdserve.client.tables.table_counts import ask_counts
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import Rows
@@ -172,8 +172,7 @@ class RowsByNumber(ByAddress):
     ) -> Any:
         """Returns live rows, or these keys of them, as ``table[index]`` does, always as a tensordict."""
         check_real("reading rows", ROWS)
-        if isinstance(index, tuple):
-            raise InvalidRequestError(argument="index", reason="a table has one dimension of rows to choose from")
+        check_row_index(index, store=self.name)
         index, shape = (slice(None) if index is Ellipsis else index), None
         pieces = [index]
         if not isinstance(index, slice):

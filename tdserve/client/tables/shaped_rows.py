@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, is_tensor_collection
 from tensordict.utils import is_non_tensor
 
-from tdserve.base.errors import InvalidRequestError
+from tdserve.base.errors import InvalidRequestError, SelectionError
 from tdserve.structure.tree import Path, quote
+
+
+def check_row_index(index: Any, *, store: str) -> None:
+    """Raises SelectionError for an index of tensordicts that selects no rows of a table: None, one bool, a tuple."""
+    dtype = getattr(index, "dtype", None)
+    is_flag = isinstance(index, bool) or (dtype in (torch.bool, np.bool_) and index.ndim == 0)
+    if index is None or is_flag or isinstance(index, tuple):
+        remedy = "give row numbers, a slice, or a mask with a flag for each live row, and index what is read further"
+        raise SelectionError(selection=repr(index), reason=f"table {store!r} has one dimension of rows: {remedy}")
 
 
 def shape_rows(rows: Any, shape: tuple[int, ...] | None, *, store: str, is_array: bool = False) -> Any:

@@ -103,10 +103,19 @@ def test_leaves_when_read_then_whole(frames: tdserve.ShardedDataset) -> None:
         (..., slice(30, 40)),
         ([99, 0], ...),
         (),
+        None,
+        True,
+        False,
+        torch.tensor(True),
+        (None,),
+        (None, 5),
+        (..., None),
+        (slice(30, 40), None),
+        (None, [99, 0], ..., None),
     ],
     ids=str,
 )
-def test_rows_when_selected_by_a_tuple_of_one_index_then_read_and_written(
+def test_rows_when_selected_by_what_torch_takes_for_one_dimension_then_read_and_written(
     frames: tdserve.ShardedDataset, index: Any
 ) -> None:
     expected = CONTENT[index]
@@ -119,6 +128,16 @@ def test_rows_when_selected_by_a_tuple_of_one_index_then_read_and_written(
     assert frames["number"].tolist() == numbers.tolist()
     frames[index] = expected
     assert frames["number"].tolist() == CONTENT["number"].tolist()
+
+
+def test_rows_when_an_index_has_two_dimensions_then_a_value_of_their_shape_or_of_a_row_is_written(
+    frames: tdserve.ShardedDataset,
+) -> None:
+    index, expected = torch.tensor([[0, 40, 80, 99]]), CONTENT["nested", "pixels"].clone()
+    for value in (torch.arange(16).view(1, 4, 4).byte(), torch.arange(4).byte()):
+        frames.set_at_(("nested", "pixels"), value, index)
+        expected[index] = value
+        assert frames["nested", "pixels"].tolist() == expected.tolist()
 
 
 @pytest.mark.slow
@@ -218,7 +237,7 @@ def test_call_when_wrong_then_refused(frames: tdserve.ShardedDataset, user: tdse
     for index in (100, -101, [3, 100], torch.ones(3, dtype=torch.bool), 1.5, [1.5], [2.0]):
         with pytest.raises(SelectionError):
             frames[index]
-    for wrong in ((0, 1), (slice(3), ..., 1), (..., 0, ...), (None,), None):
+    for wrong in ((0, 1), (slice(3), ..., 1), (..., 0, ...), (None, True), (True, 0)):
         with pytest.raises(InvalidRequestError):
             frames[wrong]
     for key in ("other", ("nested", "other")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -51,6 +52,21 @@ def test_rows_when_read_by_number_then_those(client: tdserve.ClusterClient, name
         table[[300]]
     assert table.clear() == 75 - len(set(sample["number"].tolist()))
     assert table.counts().inserts == 75
+
+
+def test_rows_when_an_index_adds_a_dimension_then_tables_of_one_and_of_all_servers_refuse_it_alike(
+    client: tdserve.ClusterClient, servers: list[tdserve.Server], name: str
+) -> None:
+    shared = client.create_replay(name, rows(1)[0], 300, shards="all")
+    with servers[0].client() as one:
+        single = one.create_replay(f"{name}-single", rows(1)[0], 300)
+        for index in (None, True, torch.tensor(False), np.True_, (None,), (0, 1)):
+            for table in (shared, single):
+                with pytest.raises(SelectionError, match=r"has one dimension of rows: give row numbers, a slice, or a"):
+                    table[index]
+                with pytest.raises(SelectionError, match=r"has one dimension of rows: give row numbers, a slice, or a"):
+                    table.get_at("number", index)
+        one.delete(f"{name}-single")
 
 
 @pytest.mark.slow

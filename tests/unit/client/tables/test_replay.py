@@ -66,7 +66,7 @@ def test_getitem_when_a_row_is_not_live_then_error(replay: tdserve.ReplayHandle,
 
 
 def test_getitem_when_of_two_dimensions_then_error(replay: tdserve.ReplayHandle) -> None:
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(SelectionError, match="one dimension"):
         _ = replay[0, 0]
 
 
