@@ -96,10 +96,12 @@ class Client(TensorDictClient):
     What ``latest``, ``version`` and ``subscribe`` share:
 
     * ``out`` is a tensordict that is filled in place. If its leaves are contiguous CPU tensors they are received into
-      directly. ``into`` is an ``nn.Module`` whose parameters and buffers are filled: they stay the same objects, with
-      their ``requires_grad`` and their optimizer state. Names and shapes must be equal, and dtypes too, except that
-      floating-point numbers are converted, as by ``load_state_dict``. ``data`` is then the module. Its modules that
-      have ``get_extra_state`` and ``set_extra_state`` are then given the published state, whose tensors are on the CPU.
+      directly. The extra state of modules is left out if it has none, such as ``TensorDict.from_module(module).data``;
+      all else must be there. ``into`` is an ``nn.Module`` whose parameters and buffers are filled: they stay the same
+      objects, with their ``requires_grad`` and their optimizer state. Names and shapes must be equal, and dtypes too,
+      except that floating-point numbers are converted, as by ``load_state_dict``. ``data`` is then the module. Its
+      modules that have ``get_extra_state`` and ``set_extra_state`` are then given the published state, whose tensors
+      are on the CPU.
     * ``select`` is a key, or a list of keys, of leaves, or of nodes with all that is below them: only these are sent,
       all of them, and are in ``data``, at the places that they have in the version. ``out`` or ``into`` has just these.
       (Of non-tensor values all travel if one is selected.)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +27,7 @@ from tdserve.dtensor.sharded_publish import read_publication
 from tdserve.dtensor.state_leaves import StateLeaf, StateLeaves
 from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.nodes import Path
+from tdserve.structure.plain_tensors import write_in_place
 from tdserve.structure.tree import TensorLeaf
 from tdserve.structure.version_subset import FLOATING
 
@@ -213,9 +213,7 @@ def read_into(client: Client | ClusterClient, found: FoundVersion, state: StateL
     with torch.no_grad():
         # Of leaves that share memory, as tied parameters do, the last name's is what stays, and as a whole.
         for each in sorted(copies, key=lambda found: found.leaf.split(".")):
-            # What was made in inference mode can be written there only; of others torch counts changes outside of it.
-            with torch.inference_mode() if each.place.is_inference() else nullcontext():
-                each.place.copy_(each.content)
+            write_in_place(each.place, each.content)
     for name, setter in state.setters.items():
         if name in found.contents.values:
             setter(found.contents.values[name])

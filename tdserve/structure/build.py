@@ -20,6 +20,7 @@ from tdserve.structure.changes import drop_batch_dim
 from tdserve.structure.instances import count_classes, find_content, find_shown_class, make_instance
 from tdserve.structure.live_values import LiveEntry
 from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf
+from tdserve.structure.plain_tensors import write_in_place
 from tdserve.structure.stacks.assembly import PackedNode, RowsWithColumns, assign, build_entry, take_columns
 from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred, defer_stack, defer_values
 from tdserve.structure.stacks.elements import (
@@ -115,7 +116,7 @@ def fill(td: Any, spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapp
         if shape != tensor_leaf.shape:
             raise SpecMismatchError(key=show(path), expected=str(list(tensor_leaf.shape)), actual=str(list(shape)))
     for path, destination in target.tensors.items():
-        destination.copy_(tensors[path])
+        write_in_place(destination, tensors[path])
     for (owner, beside), leaf, path in slots:
         if path[-1] in beside:
             beside[path[-1]] = values[path]

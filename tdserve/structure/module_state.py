@@ -15,8 +15,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.structure.nodes import Path
+from tdserve.structure.nodes import Node, Path
 from tdserve.structure.torch_private import modules_of, save_own_state
+from tdserve.structure.tree import Spec
 
 EXTRA_STATE = "_extra_state"
 """The name under which torch saves what ``get_extra_state`` of a module returns."""
@@ -54,6 +55,16 @@ def add_extra_state(module: nn.Module, *, store: str) -> TensorDict | None:
     return td
 
 
+def leave_out_extra_state(spec: Spec, own: Spec) -> Spec:
+    """Returns the structure of content without the extra state of modules, if a place for it has none at all, as that
+    of ``TensorDict.from_module``; else the same object."""
+    rest: Spec | None = spec.memo.get(EXTRA_STATE)  # walks through thousands of leaves take milliseconds
+    if rest is None:
+        root = _leave_out(spec.root)
+        rest = spec.memo[EXTRA_STATE] = spec if root is spec.root else Spec(root)
+    return spec if rest is spec or _leave_out(own.root) is not own.root else rest
+
+
 def split_extra_state(path: Path) -> Path | None:
     """Returns the path of the module whose extra state a path of content belongs to; None if it belongs to none."""
     return path[: path.index(EXTRA_STATE)] if EXTRA_STATE in path else None
@@ -74,6 +85,21 @@ def join_extra_state(prefix: Path, content: Mapping[Path, Any]) -> Any:
             branch = branch.setdefault(part, {})
         branch[path[-1]] = owned
     return state
+
+
+def _leave_out(node: Node) -> Node:
+    """Returns a node without extra state anywhere below; the same object if there is none."""
+    if node.inner is not None:
+        return node
+    entries = [
+        (key, _leave_out(entry) if isinstance(entry, Node) else entry)
+        for key, entry in node.entries
+        if key != EXTRA_STATE
+    ]
+    is_whole = len(entries) == len(node.entries)
+    if is_whole and all(left[1] is entry for left, (_, entry) in zip(entries, node.entries, strict=True)):
+        return node
+    return node._replace(entries=tuple(entries))
 
 
 def _keeps_extra(kind: type[nn.Module]) -> bool:

@@ -6,6 +6,7 @@ wraps others as a plain one without memory. So each is looked at where content i
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from operator import mul
 from typing import Any
 
@@ -57,6 +58,13 @@ def to_host(given: Any) -> Any:
     if isinstance(given, torch.Tensor):
         return to_plain(given).cpu().resolve_conj().resolve_neg()
     return given.detach().cpu() if hasattr(given, "detach") else given
+
+
+def write_in_place(place: torch.Tensor, content: torch.Tensor) -> None:
+    """Copies content into a tensor. What was made in inference mode can be written there only; of others torch counts
+    changes outside of it."""
+    with torch.inference_mode() if place.is_inference() else nullcontext():
+        place.copy_(content)
 
 
 def is_dense(item: torch.Tensor) -> bool:

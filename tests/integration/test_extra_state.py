@@ -171,6 +171,42 @@ def test_publish_when_a_module_only_saves_extra_state_then_goes_without_it(clien
     assert torch.equal(target.weight, source.weight)
 
 
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("width", [4, 40_000], ids=["small", "large"])
+@pytest.mark.parametrize("state", [STATES["tensor"], STATES["dict"], STATES["value"], STATES["no keys"]])
+def test_latest_when_out_is_of_a_module_without_its_extra_state_then_all_else_is_filled(
+    client: tdserve.Client, name: str, state: Any, width: int, transport: Any
+) -> None:
+    source, target = model(state, width), model("other", width)
+    with tdserve.connect(client.address, transport=transport) as reader:
+        for number in range(3):
+            with torch.no_grad():
+                source.get_parameter("0.weight").fill_(number)
+            client.publish(name, source)
+            whole: Any = reader.latest(name)
+            reader.latest(name, out=TensorDict.from_module(target).data)
+            parts = zip(source.named_parameters(), target.named_parameters(), strict=True)
+            assert all(torch.equal(own, other) for (_, own), (_, other) in parts)
+            assert state_of(target) == "other"
+            whole.data["0", "weight"].fill_(-1)
+            reader.latest(name, out=whole.data)
+            assert (whole.data["0", "weight"] == number).all()
+
+
+def test_latest_when_out_lacks_more_than_extra_state_or_has_another_then_error_and_nothing_is_written(
+    client: tdserve.Client, name: str
+) -> None:
+    client.publish(name, model({"scale": torch.ones(2)}))
+    lacking = TensorDict.from_module(model(None)).data.exclude(("1", "linear", "bias"))
+    other: Any = client.latest(name)
+    other.data["1", "_extra_state", "scale"] = torch.zeros(3)
+    for out, key in ((lacking, "bias"), (other.data, "scale")):
+        out["0", "weight"].fill_(-1)
+        with pytest.raises(SpecMismatchError, match=key):
+            client.latest(name, out=out)
+        assert (out["0", "weight"] == -1).all()
+
+
 def test_latest_when_the_module_has_no_extra_state_then_error_names_it(client: tdserve.Client, name: str) -> None:
     client.publish(name, Scaled(torch.ones(2)))
     target = nn.Module()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -47,6 +48,27 @@ def test_version_when_first_mapped_in_inference_mode_then_others_may_change_thei
             found: Any = client.latest(name, copy=False)
         assert not found.data["a"].is_inference()
         assert found.data["a"].add_(1).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("width", [2, 40_000], ids=["small", "large"])
+@pytest.mark.parametrize("mode", [nullcontext, torch.inference_mode])
+def test_latest_when_its_places_were_made_in_inference_mode_then_filled_in_any_and_converted(
+    fresh: tdserve.Client, name: str, mode: Any, width: int
+) -> None:
+    source = torch.nn.Linear(2, width)
+    fresh.publish(name, source)
+    with torch.inference_mode():
+        whole, half = torch.nn.Linear(2, width), torch.nn.Linear(2, width, dtype=torch.float16)
+        strided = TensorDict({key: torch.zeros(*item.shape, 2)[..., 0] for key, item in source.named_parameters()})
+    mixed = torch.nn.Linear(2, width, dtype=torch.float64)
+    mixed.bias = half.bias
+    with mode():
+        for target in (whole, half, mixed):
+            fresh.latest(name, into=target)
+        fresh.latest(name, out=strided)
+        for key, expected in source.named_parameters():
+            for found in (*(target.get_parameter(key) for target in (whole, half, mixed)), strided[key]):
+                assert torch.equal(found, expected.to(found.dtype))
 
 
 # ------------------------------------------------------------------------------------------ every public call

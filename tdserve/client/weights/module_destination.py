@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -13,18 +14,32 @@ from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.weights.module_misfits import SHARDED, make_meta_error, make_misfit_error, make_sharded_error
 from tdserve.messages.layout import Layout
 from tdserve.structure.capture import Captured, capture_module
-from tdserve.structure.module_state import find_stateful, join_extra_state, split_extra_state
+from tdserve.structure.module_state import find_stateful, join_extra_state, leave_out_extra_state, split_extra_state
+from tdserve.structure.plain_tensors import write_in_place
 from tdserve.structure.tree import Entry, Path, Spec, TensorLeaf
 from tdserve.structure.version_subset import FLOATING
 
 
 class VersionDestination(Destination):
-    """An ``out=`` that is filled with a version; what refuses that of a sharded trainer says what reads it."""
+    """An ``out=`` that is filled with a version, without the extra state of its modules if it has none itself; what
+    refuses the version of a sharded trainer says what reads it."""
 
     def _check(self, spec: Spec) -> None:
         if (SHARDED, "index") in spec.values_by_path and (SHARDED, "index") not in self._captured.spec.values_by_path:
             raise make_sharded_error("an out= without it", store=self._store)
-        super()._check(spec)
+        super()._check(self._leave_out(spec))
+
+    def find_places(self, layout: Layout) -> Leaves | None:
+        """Returns the leaves in the layout's order; None if they cannot be received into, or are not all of it."""
+        is_whole = self._fitting is not None and self._leave_out(self._fitting) is self._fitting
+        return super().find_places(layout) if is_whole else None
+
+    def finish(self, content: Content, *, was_direct: bool) -> None:
+        """Copies what was not received in place, and belongs here."""
+        super().finish(replace(content, spec=self._leave_out(content.spec)), was_direct=was_direct)
+
+    def _leave_out(self, spec: Spec) -> Spec:
+        return leave_out_extra_state(spec, self._captured.spec)
 
 
 class ModuleDestination(Destination):
@@ -89,7 +104,7 @@ class ModuleDestination(Destination):
             return
         with torch.no_grad():
             for path, tensor in self._captured.tensors.items():
-                tensor.copy_(content.leaves[path])
+                write_in_place(tensor, content.leaves[path])
         for prefix, module in self._given.items():
             module.set_extra_state(join_extra_state(prefix, {**content.leaves, **content.values}))
 

@@ -14,6 +14,7 @@ from tdserve.structure.captured import Captured
 from tdserve.structure.instances import make_instance, strip_wrappers
 from tdserve.structure.nodes import DimNames, Form, Node, Path, Ragged, ValueLeaf
 from tdserve.structure.pieces import build_jagged, make_nested
+from tdserve.structure.plain_tensors import write_in_place
 from tdserve.structure.stacks.deferred import Deferred, defer_stack, defer_values, materialise
 from tdserve.structure.stacks.elements import flatten_elements, has_notes, make_single_value, nest_list, unwrap
 from tdserve.structure.stacks.gathering import gather
@@ -215,7 +216,7 @@ def assign(td: Any, source: Any) -> None:
         if is_tensor_collection(new) and is_tensor_collection(old) and _is_written_through(old, new):
             assign(old, new)
         elif isinstance(new, torch.Tensor) and not new.is_nested and _is_place(old, new):
-            old.detach().copy_(new)
+            write_in_place(old.detach(), new)
         elif type(old) is type(new) is NonTensorData and is_same(old.data, new.data):
             continue
         else:
