@@ -17,6 +17,7 @@ from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.row_choice import choose_rows, count_rows
 from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.kv.entry_mapping import EntryMapping
+from tdserve.client.kv.filled_places import check_out, fill_out
 from tdserve.client.kv.key_arguments import encode_key, encode_keys, list_keys, list_versions
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.call_traces import gather_spans
@@ -252,8 +253,12 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         *,
         default: Any = NO_DEFAULT,
         numpy: bool | None = None,
+        out: Any = None,
     ) -> Any:
         """Returns entries; arguments, results and errors as of ``KeyedHandle.get``."""
+        if out is not None:
+            check_out(out, keys, default, self.settings, store=self.name)
+            return fill_out(out, self.get(keys, select, timeout_s, numpy=False), store=self.name)
         wait = self._begin_wait(timeout_s)
 
         def get(part: Any, some: Any, _: Any = None) -> Any:

@@ -20,9 +20,10 @@ from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.handles.key_paths import NO_DEFAULT, list_paths
 from tdserve.client.kv.entry_mapping import EntryMapping
+from tdserve.client.kv.filled_places import check_out, fill_out
 from tdserve.client.kv.key_arguments import encode_key, encode_keys, list_keys, list_versions, settle_keys
 from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
-from tdserve.client.kv.records import Records, make_records
+from tdserve.client.kv.records import LikeRecords, Records, make_records
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.by_address import ByAddress, OfProcess
 from tdserve.client.session.description import StoreDescription
@@ -228,6 +229,7 @@ class KeyedHandle(EntryMapping, ByAddress):
         *,
         default: Any = NO_DEFAULT,
         numpy: bool | None = None,
+        out: Any = None,
     ) -> Any:
         """Returns entries, as of one moment.
 
@@ -240,17 +242,30 @@ class KeyedHandle(EntryMapping, ByAddress):
             default: Returned in place of each entry that is absent, by a call that does not wait. Several keys then
                 give a list, also if the store has a structure.
             numpy: True returns tensors as NumPy arrays, and tensordicts as dicts of them, which share the memory of
-                what was received; None is the client's setting.
+                what was received, unless there is ``out``; None is the client's setting.
+            out: A tensordict that is filled in place and returned, on any device, or a tensor where entries are
+                tensors. It has the structure of what would be returned without it. Several keys need a store with a
+                structure.
 
         Returns:
             The value of one key; of several one stacked tensordict or tensor if the store has a structure, else a list.
 
         Raises:
-            KeyNotFoundError: A key is absent, and the timeout is 0; or there is nothing to select.
+            KeyNotFoundError: A key is absent, and the timeout is 0; or there is nothing to select. Nothing was written
+                to ``out``, as after any other error.
             DeadlineExceededError: A key was absent all the time.
+            SpecMismatchError: ``out`` does not fit.
+            InvalidRequestError: ``out`` is given with a ``default``, or the entry is neither tensor nor tensordict.
         """
         keys = settle_keys(keys)
-        return self._decode(keys, self._get(keys, timeout_s, default), select, numpy, default)
+        if out is None:
+            return self._decode(keys, self._get(keys, timeout_s, default), select, numpy, default)
+        check_out(out, keys, default, self.settings, store=self.name)
+        found, records = self._get(keys, timeout_s), self._records
+        is_one = isinstance(keys, str)
+        if select is None and isinstance(records, LikeRecords) and records.copy_into(out, found.records, is_one=is_one):
+            return out
+        return fill_out(out, self._decode(keys, found, select, numpy=False), store=self.name)
 
     def get_with_versions(
         self,

@@ -24,11 +24,18 @@ from tdserve.base.errors import (
     SpecMismatchError,
 )
 from tdserve.client.content.leaves import copy_contents
-from tdserve.client.content.read_content import on_cpu
+from tdserve.client.content.read_content import Destination, on_cpu
 from tdserve.client.content.received import make_views
 from tdserve.client.content.row_choice import count_rows
 from tdserve.client.content.value_blocks import decode_values, encode_values
-from tdserve.client.kv.tensor_records import TENSOR_FORM, decode_tensor, encode_column, encode_tensor, find_form
+from tdserve.client.kv.tensor_records import (
+    LARGE_BYTES,
+    TENSOR_FORM,
+    decode_tensor,
+    encode_column,
+    encode_tensor,
+    find_form,
+)
 from tdserve.messages.content import write_layout
 from tdserve.rules.kv.keyed_settings import Like
 from tdserve.structure.array_dicts import has_tensors, read_dict
@@ -253,6 +260,46 @@ class LikeRecords:
         found = build(on_cpu(self._stored.with_rows(len(records))), leaves, {})
         return found if select is None else _select(found, select, keys[0], self._store)
 
+    def copy_into(self, out: Any, records: Sequence[bytes], *, is_one: bool) -> bool:
+        """Copies the content of records straight into a tensordict or tensor in memory that fits it.
+
+        Args:
+            out: The place.
+            records: One for each of its rows.
+            is_one: Whether it is a place for one entry, without a dimension for them.
+
+        Returns:
+            False if it was not done, since entries have values, or the place is not contiguous or on a device.
+
+        Raises:
+            SpecMismatchError, NotSupportedError: The place does not fit, or cannot be written. Nothing was written.
+        """
+        spec = self._spec if is_one else self._stored.with_rows(len(records))
+        is_tensor = isinstance(out, torch.Tensor)
+        if self._has_values or is_tensor is not self._is_tensor or (is_tensor and not _has_batch(out, spec)):
+            return False
+        destination = Destination(wrap_tensor(out, spec.batch_size) if is_tensor else out, store=self._store)
+        destination.check(spec)
+        layout = write_layout(spec, is_packed=True)
+        places = destination.find_places(layout)
+        if places is None or places.contents is None:
+            return False
+        for record in records:
+            self._check_size(record)
+        contents = dict(zip(layout.leaf_paths, places.contents, strict=True))
+        targets = [
+            (contents[slot.path].reshape(len(records), slot.nbytes), slice(slot.offset, slot.offset + slot.nbytes))
+            for slot in self._layout.slots
+        ]
+        joins = self._layout.nbytes < LARGE_BYTES  # quicker than a copy of each piece
+        pieces = [b"".join(records)] if joins else records
+        tables = (np.frombuffer(piece, np.uint8).reshape(-1, self._layout.nbytes) for piece in pieces if piece)
+        for number, table in enumerate(tables):
+            for target, columns in targets:
+                target[number : number + len(table)] = table[:, columns]
+        destination.mark_changed()
+        return True
+
     def _make_empty(self) -> Any:
         """Returns a stack of no entries."""
         spec = on_cpu(self._spec.prepend((0,)))
@@ -293,6 +340,11 @@ class LikeRecords:
 
 
 Records = AnyRecords | LikeRecords
+
+
+def _has_batch(tensor: torch.Tensor, spec: Spec) -> bool:
+    """Returns whether a tensor is dense, and begins with the batch size of a structure."""
+    return not tensor.is_nested and tensor.shape[: len(spec.batch_size)] == spec.batch_size
 
 
 def make_records(store: str, like: Like, spec: Spec, *, allow_pickle: bool) -> Records:

@@ -24,7 +24,7 @@ from tdserve.client.tables.sampling import draw_whole_rows
 from tdserve.client.tables.share import Share, parse_table_share
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taken_batches import TakenBatches
-from tdserve.client.tables.taking import Lease, Taken, acknowledge_given, take_and_acknowledge, take_rows
+from tdserve.client.tables.taking import Taken, acknowledge_given, take_and_acknowledge, take_rows
 from tdserve.v1 import control_pb2
 
 
