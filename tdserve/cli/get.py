@@ -42,9 +42,9 @@ def get(
     .jsonl        a line of JSON for each row; nested keys are objects, NaN and infinities null
     no ending     a folder of TensorDict.memmap
 
-    Rows are read in pieces; the file appears when it is whole. `tdserve put` reads all of these (.jsonl with
-    tdserve[hf]). .pt and .jsonl also take rows that differ in shape, such as the token ids of chats. Entries of a keyed
-    store are rows if all have one structure, and the column "key" has their keys; others are at their keys.
+    Rows are read in pieces; the file appears when it is whole. `tdserve put` reads all of these. .pt and .jsonl also
+    take rows that differ in shape, such as the token ids of chats. Entries of a keyed store are rows if all have one
+    structure, and the column "key" has their keys; others are at their keys.
     """
     from tdserve.exports import export_store  # imports torch
     from tdserve.imports.import_source import split_key

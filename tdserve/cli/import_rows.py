@@ -15,11 +15,8 @@ from tdserve.cli.render import escape_unprintable, format_nbytes
 if TYPE_CHECKING:
     from tdserve.client.client import Client
 
-FORMATS = ("minari", "hf", "hdf5", "npz", "npy", "safetensors", "pt", "memmap")
+FORMATS = ("minari", "hf", "jsonl", "hdf5", "npz", "npy", "safetensors", "pt", "memmap")
 """Names as of ``tdserve.imports.formats``, which imports torch."""
-
-READ_AS = {"jsonl": "hf"}
-"""Formats that are written, and by which of these each is read."""
 
 CALL_TIMEOUT_S = 60.0
 """For each piece of the import; a person can end it at any time."""
@@ -53,6 +50,8 @@ def import_rows(
     npz     a NumPy archive; arrays with a common first dimension are rows
     npy     one array of NumPy, whose key is the name of the file
     hdf5    an HDF5 file; the same, and groups are nested keys
+    jsonl   a JSON object in each line; lists of numbers are tensors, all
+            else is kept as it is
     hf      Hugging Face datasets: a folder of save_to_disk, a .parquet,
             .jsonl or .csv file, or a name on the Hub
     minari  a Minari data set, its folder or its id: steps of all episodes

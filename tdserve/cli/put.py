@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from tdserve.base.errors import InvalidRequestError, StoreNotFoundError, TDServeError
-from tdserve.cli.import_rows import CALL_TIMEOUT_S, READ_AS, run_import
+from tdserve.cli.import_rows import CALL_TIMEOUT_S, run_import
 from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.progress import RowProgress
 from tdserve.cli.render import escape_unprintable
@@ -33,17 +33,16 @@ def put(
 ) -> None:
     """Copy what is at PATH into the new store NAME, by the format that its name ends with.
 
-    That is .npz, .npy (its name is the key), .safetensors, .h5, .pt or a folder of TensorDict.memmap, as `tdserve get`
-    writes them. Arrays that share their first dimension are rows; others make one tensordict without rows. Nothing is
-    unpickled. The store appears when all of it is written.
+    That is .npz, .npy (its name is the key), .safetensors, .h5, .pt, .jsonl or a folder of TensorDict.memmap, as
+    `tdserve get` writes them. Arrays that share their first dimension are rows; others make one tensordict without
+    rows. Nothing is unpickled. The store appears when all of it is written.
 
     If NAME is a table or queue, the rows are appended to it, in pieces that writers' limits hold up as any others.
     They need all keys of the table; the first piece is checked before anything is written.
     """
     from tdserve.exports.file_formats import find_format  # imports torch
 
-    found = find_format(path)
-    kind = READ_AS.get(found, found)
+    kind = find_format(path)
     if not force and is_table(inquiry, name):
         run_append(inquiry, kind, str(path), name, shows, keys=keys)
     else:

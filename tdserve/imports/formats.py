@@ -9,6 +9,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.imports.hdf5_columns import open_hdf5
 from tdserve.imports.hf_table import open_hf
 from tdserve.imports.import_source import ImportOptions, ImportSource
+from tdserve.imports.json_lines import open_json_lines
 from tdserve.imports.minari_episodes import open_minari
 from tdserve.imports.npz_columns import open_npy, open_npz
 from tdserve.imports.tensor_files import open_memmap, open_safetensors, open_torch
@@ -30,6 +31,7 @@ FORMATS = {
     "npz": ImportFormat(open_npz),
     "npy": ImportFormat(open_npy),
     "hdf5": ImportFormat(open_hdf5),
+    "jsonl": ImportFormat(open_json_lines),
     "hf": ImportFormat(open_hf, has_splits=True),
     "minari": ImportFormat(open_minari),
     "safetensors": ImportFormat(open_safetensors),

@@ -55,8 +55,8 @@ def import_store(
 
     Args:
         client: A client of the server, or of several: the store is then where the hash of its name puts it.
-        kind: Format: ``"npz"``, ``"hdf5"``, ``"hf"``, ``"minari"``, ``"safetensors"``, ``"pt"`` or
-            ``"memmap"``.
+        kind: Format: ``"npz"``, ``"npy"``, ``"hdf5"``, ``"jsonl"``, ``"hf"``, ``"minari"``, ``"safetensors"``,
+            ``"pt"`` or ``"memmap"``.
         path: The file, folder or name of a data set.
         name: Name of the store.
         keys: Only these keys, with what is below them; a nested one is written with slashes.

@@ -80,9 +80,21 @@ def test_jsonl_when_there_are_no_rows_then_refused(client: tdserve.Client, shell
     assert list(tmp_path.iterdir()) == []
 
 
-def test_jsonl_when_put_without_the_package_that_reads_it_then_named(
-    client: tdserve.Client, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_jsonl_when_put_then_as_it_was_without_any_package(
+    chats: tdserve.ReplayHandle,
+    client: tdserve.Client,
+    shell: Shell,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    (tmp_path / "rows.jsonl").write_text('{"x": 1}\n')
-    assert "pip install 'tdserve[hf]'" in shell.error(FAILED, "put", str(tmp_path / "rows.jsonl"), "rows")
+    path = str(tmp_path / "chats.jsonl")
+    shell.lines("get", "chats", path, "--key", "tokens/ids", "--key", "chat", "--key", "reward")
+    shell.lines("put", path, "again")
+    found = client["again"]
+    assert [row.tolist() for row in found["tokens", "ids"].unbind()] == [list(range(size)) for size in SIZES]
+    assert found["reward"].tolist() == [size / 2 for size in SIZES]
+    assert found[6]["chat"] == [{"role": "user", "content": "ä" * 5}]
+    queue = client.create_queue("queue", TensorDict({"reward": torch.tensor(0.0, dtype=torch.float64)}), 9)
+    shell.lines("put", path, "queue", "--key", "reward")
+    assert queue[:]["reward"].tolist() == found["reward"].tolist()
