@@ -14,26 +14,39 @@ from tdserve.client.cluster.cluster_catalog import ClusterCatalog
 from tdserve.client.session.catalog_client import CatalogClient
 from tdserve.client.session.description import StoreDescription
 
+KINDS = ("tensordict", "replay", "queue", "weights", "keyed")
+"""Kinds of stores, as they are shown."""
+
 COLUMNS = ("name", "kind", "rows", "capacity", "size", "version", "age")
 
 
 @click.command()
 @click.option("-l", "--long", "is_long", is_flag=True, help="Kind, rows, size, version and age of each.")
+@click.option(
+    "--kind",
+    "kinds",
+    type=click.Choice(KINDS),
+    multiple=True,
+    help="Only stores of this kind; may be repeated. Those that cannot be described are left out.",
+)
 @asks_server
-def ls(inquiry: Inquiry, is_long: bool) -> int:
+def ls(inquiry: Inquiry, is_long: bool, kinds: tuple[str, ...]) -> int:
     """List the stores, one name per line; with --long, a table. Of several servers, also the servers of each store."""
     with inquiry.open_catalog() as client:
         is_cluster = isinstance(client, ClusterCatalog)
         servers = client.list_servers() if isinstance(client, ClusterCatalog) else dict.fromkeys(client.stores(), ())
-        shown = [found for name in servers if (found := _describe(client, name, servers[name]))] if is_long else []
+        asked = servers if is_long or kinds else {}
+        described = [found for name in asked if (found := _describe(client, name, servers[name]))]
+    shown = [each for each in described if not kinds or each.facts["kind"] in kinds]
+    names = [each.facts["name"] for each in shown] if kinds else list(servers)
     code = report_lost(client)
     if inquiry.as_json:
-        print_json([each.facts for each in shown] if is_long else list(servers))
+        print_json([each.facts for each in shown] if is_long else names)
     elif is_long:
         columns = (*COLUMNS[:1], "server", *COLUMNS[1:]) if is_cluster else COLUMNS
         print_table(columns, [each.cells for each in shown], right=("rows", "capacity", "version", "age"))
     else:
-        print_lines(map(escape_unprintable, servers))
+        print_lines(map(escape_unprintable, names))
     return code
 
 

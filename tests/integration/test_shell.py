@@ -55,6 +55,10 @@ def shell(address: str, capsys: pytest.CaptureFixture[str]) -> Shell:
 def test_ls_when_server_is_live_then_lists_every_store(shell: Shell) -> None:
     assert shell.lines("ls") == ["keyed", "plain", "policy", "replay", "scalar"]
     assert shell.json("ls") == ["keyed", "plain", "policy", "replay", "scalar"]
+    assert shell.lines("ls", "--kind", "weights", "--kind", "replay") == ["policy", "replay"]
+    assert shell.json("ls", "--kind", "queue") == []
+    assert [each["name"] for each in shell.json("ls", "-l", "--kind", "tensordict")] == ["plain", "scalar"]
+    assert [line.split()[0] for line in shell.lines("ls", "-l", "--kind", "keyed")][-1] == "keyed"
 
 
 def test_ls_when_long_then_shows_kind_and_rows(shell: Shell) -> None:

@@ -71,6 +71,10 @@ def test_ls_when_long_then_shows_the_servers_of_each_store(shell: Shell, address
     assert (listed["shared"]["num_rows"], listed["shared"]["capacity"]) == (8, 100)
     assert shell.lines("ls", "-l")[0].split()[:3] == ["name", "server", "kind"]
     assert shell.lines("ls") == sorted(listed)
+    kinds = {name: each["kind"] for name, each in listed.items()}
+    assert shell.lines("ls", "--kind", kinds["shared"]) == [
+        name for name in sorted(kinds) if kinds[name] == kinds["shared"]
+    ]
 
 
 def test_ls_when_a_table_is_a_queue_then_its_kind_is_queue(shell: Shell) -> None:
