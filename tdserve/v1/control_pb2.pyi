@@ -1301,7 +1301,7 @@ class DescribeStoreRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., timeout_s: _Optional[float] = ..., without_spec: bool = ...) -> None: ...
 
 class StoreDescription(_message.Message):
-    __slots__ = ("name", "kind", "spec", "fingerprint", "uid", "num_rows", "capacity", "nbytes", "version", "inserts", "samples", "reserved_rows", "min_size", "created_s", "extra", "path", "versions", "settings", "num_leased", "is_closed", "max_object_bytes", "share_non_tensor", "newest_policy_version", "num_discarded", "lags", "fanout", "adopted", "read_only", "num_waiting", "structure", "durability", "num_incomplete", "num_pinned", "backlog", "checksum")
+    __slots__ = ("name", "kind", "spec", "fingerprint", "uid", "num_rows", "capacity", "nbytes", "version", "inserts", "samples", "reserved_rows", "min_size", "created_s", "extra", "path", "versions", "settings", "num_leased", "is_closed", "max_object_bytes", "share_non_tensor", "newest_policy_version", "num_discarded", "lags", "fanout", "adopted", "read_only", "num_waiting", "structure", "durability", "num_incomplete", "num_pinned", "backlog", "checksum", "num_damaged", "damaged_rows")
     class BacklogEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1344,6 +1344,8 @@ class StoreDescription(_message.Message):
     NUM_PINNED_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    NUM_DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_ROWS_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: StoreKind
     spec: _spec_pb2.Spec
@@ -1379,7 +1381,9 @@ class StoreDescription(_message.Message):
     num_pinned: int
     backlog: _containers.ScalarMap[str, int]
     checksum: bool
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., uid: _Optional[str] = ..., num_rows: _Optional[int] = ..., capacity: _Optional[int] = ..., nbytes: _Optional[int] = ..., version: _Optional[int] = ..., inserts: _Optional[int] = ..., samples: _Optional[int] = ..., reserved_rows: _Optional[int] = ..., min_size: _Optional[int] = ..., created_s: _Optional[float] = ..., extra: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionInfo, _Mapping]]] = ..., settings: _Optional[str] = ..., num_leased: _Optional[int] = ..., is_closed: bool = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., newest_policy_version: _Optional[int] = ..., num_discarded: _Optional[int] = ..., lags: _Optional[_Union[Lags, _Mapping]] = ..., fanout: _Optional[int] = ..., adopted: _Optional[str] = ..., read_only: bool = ..., num_waiting: _Optional[int] = ..., structure: _Optional[int] = ..., durability: _Optional[str] = ..., num_incomplete: _Optional[int] = ..., num_pinned: _Optional[int] = ..., backlog: _Optional[_Mapping[str, int]] = ..., checksum: bool = ...) -> None: ...
+    num_damaged: int
+    damaged_rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., fingerprint: _Optional[bytes] = ..., uid: _Optional[str] = ..., num_rows: _Optional[int] = ..., capacity: _Optional[int] = ..., nbytes: _Optional[int] = ..., version: _Optional[int] = ..., inserts: _Optional[int] = ..., samples: _Optional[int] = ..., reserved_rows: _Optional[int] = ..., min_size: _Optional[int] = ..., created_s: _Optional[float] = ..., extra: _Optional[_Iterable[str]] = ..., path: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionInfo, _Mapping]]] = ..., settings: _Optional[str] = ..., num_leased: _Optional[int] = ..., is_closed: bool = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., newest_policy_version: _Optional[int] = ..., num_discarded: _Optional[int] = ..., lags: _Optional[_Union[Lags, _Mapping]] = ..., fanout: _Optional[int] = ..., adopted: _Optional[str] = ..., read_only: bool = ..., num_waiting: _Optional[int] = ..., structure: _Optional[int] = ..., durability: _Optional[str] = ..., num_incomplete: _Optional[int] = ..., num_pinned: _Optional[int] = ..., backlog: _Optional[_Mapping[str, int]] = ..., checksum: bool = ..., num_damaged: _Optional[int] = ..., damaged_rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Lags(_message.Message):
     __slots__ = ("min", "mean", "max")

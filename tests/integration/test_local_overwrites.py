@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.client.cluster.sums import MAX_DAMAGED_ROWS
 from tests.integration.crashing import Crashing
 from tests.integration.forked_clients import TIMEOUT_S, Child, ForkedClients
 from tests.integration.local_roles import NUM_ROWS, numbers_in, rows
@@ -47,6 +48,12 @@ def client(request: pytest.FixtureRequest, server: tdserve.Server) -> Iterator[t
         yield made
 
 
+def list_damaged(client: tdserve.Client, name: str) -> tuple[int, list[int]]:
+    """Returns how many rows the server knows to be damaged, and the first of them."""
+    facts = client.describe(name).as_dict()
+    return facts["num_damaged"], facts["damaged_rows"]
+
+
 def check_lost(handle: Any, name: str) -> None:
     """Checks that the first half is unreadable and the second whole."""
     for index in (slice(None), slice(0, NUM_ROWS), 3, torch.tensor([TOTAL - 1, 0])):
@@ -70,6 +77,7 @@ def test_set_when_its_client_is_killed_in_the_middle_then_the_rows_are_lost_unti
         assert writer.line() == "connected shm"
         writer.wait_killed()
     check_lost(handle, name)
+    assert list_damaged(client, name) == (NUM_ROWS, list(range(min(NUM_ROWS, MAX_DAMAGED_ROWS))))
     with pytest.raises(tdserve.CorruptDataError, match=name):
         client.from_remote_init(name)
     into = rows(0, TOTAL, text=text)
@@ -79,7 +87,9 @@ def test_set_when_its_client_is_killed_in_the_middle_then_the_rows_are_lost_unti
     assert numbers_in(handle[1:]) == [AFTER] * (NUM_ROWS - 1) + [BEFORE] * NUM_ROWS
     with pytest.raises(tdserve.CorruptDataError, match=f"{name}.*rows 0"):
         handle[0]
+    assert list_damaged(client, name) == (1, [0])
     handle[0] = rows(AFTER, 1, text=text)[0]
+    assert list_damaged(client, name) == (0, [])
     assert numbers_in(handle[:]) == [AFTER] * NUM_ROWS + [BEFORE] * NUM_ROWS
     assert client.describe(name).version > before
 

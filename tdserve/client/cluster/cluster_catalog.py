@@ -121,7 +121,7 @@ class ClusterCatalog:
         answered = {shards[at]: part for at, part in parts.items() if part is not None}
         if not answered:
             raise next(iter(self.lost.values()), StoreNotFoundError(name=name))
-        whole = add_up_parts(name, record.settings, answered.values(), num_shards=record.num_shards)
+        whole = add_up_parts(name, record.settings, answered, num_shards=record.num_shards)
         degraded = tuple(shard for shard in range(record.num_shards) if shard not in answered)
         return LocatedStore(whole, record.servers, degraded)
 

@@ -466,7 +466,7 @@ class ShardedStore:
         return self._add_up(self._describe_parts())
 
     def _add_up(self, parts: dict[int, StoreDescription]) -> StoreDescription:
-        return add_up_parts(self.name, self.placement.settings, parts.values(), num_shards=self.num_shards)
+        return add_up_parts(self.name, self.placement.settings, parts, self.get_first_row, num_shards=self.num_shards)
 
     def _describe_parts(self) -> dict[int, StoreDescription]:
         return self.ask_parts(range(self.num_shards), lambda shard, _: self._describe_part(shard))

@@ -88,6 +88,9 @@ class StoreDescription:
         read_only: Whether every write is refused.
         num_waiting: Calls of clients that are waiting for it: for rows, for room, for a version.
         structure: How often its structure has changed.
+        num_damaged: Rows that the server knows to be damaged: reading them raises CorruptDataError until they are
+            written again. A replay counts them as reserved.
+        damaged_rows: Numbers of the first of them, at most 8.
     """
 
     name: str
@@ -128,6 +131,8 @@ class StoreDescription:
     num_waiting: int = 0
     structure: int = 0
     backlog: Mapping[str, int] = field(default_factory=dict)
+    num_damaged: int = 0
+    damaged_rows: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -192,7 +197,7 @@ class StoreDescription:
         """Returns everything that JSON can represent; the spec as of ``describe_spec``."""
         found = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         found["batch_size"] = list(self.batch_size)
-        found["extra"] = list(self.extra)
+        found["extra"], found["damaged_rows"] = list(self.extra), list(self.damaged_rows)
         found["settings"] = json.loads(self.settings) if self.settings else {}
         found["versions"] = [
             {"version": each.version, "nbytes": each.nbytes, "created_s": each.created_s} for each in self.versions
@@ -251,6 +256,8 @@ def from_message(message: control_pb2.StoreDescription) -> StoreDescription:
         read_only=message.read_only,
         num_waiting=message.num_waiting,
         backlog=dict(message.backlog),
+        num_damaged=message.num_damaged,
+        damaged_rows=tuple(message.damaged_rows),
     )
 
 

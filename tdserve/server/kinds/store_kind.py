@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Protocol
 
+from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord, check_durability, check_max_object_bytes
 from tdserve.server.kinds.row_files import make_files
 from tdserve.server.opened_store import OpenedStore
+from tdserve.server.recovery.lost_rows import list_first
 from tdserve.server.specs import Specs
 from tdserve.server.unfinished_writes import UnfinishedWrites
 from tdserve.store.adopted import Adopted
@@ -150,6 +152,13 @@ class StoreKind(ABC):
     def describe(self, store: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
         """Adds to the description of a store what it holds now."""
         description.num_rows, description.version = store.spec.num_rows, store.content_version
+        lost = self.find_lost(store)
+        description.num_damaged = len(lost)
+        description.damaged_rows.extend(list_first(lost))
+
+    def find_lost(self, store: OpenedStore) -> RowSet:
+        """Returns the rows of a store that cannot be read until they are written again."""
+        return store.lost.row_set
 
     def describe_packed(self, record: StoreRecord, description: control_pb2.StoreDescription) -> None:
         """Adds to the description of a store that nobody has used what it would hold."""

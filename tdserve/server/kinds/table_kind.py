@@ -14,6 +14,7 @@ import numpy as np
 
 from tdserve.base.errors import InvalidRequestError, InvalidSpecError, KeyNotFoundError
 from tdserve.messages.content import POLICY_VERSION_KEY, RESERVED_KEYS, may_be_packed_as_zeros
+from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.conditions import PLAIN
 from tdserve.rules.replay.ring import compute_first_generation
@@ -140,11 +141,11 @@ class TableKind(StoreKind):
     def describe(self, store: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:
         super().describe(store, stores, description)
         describe_policy(stores, store, description)
-        table, num_damaged = store.get_table(), len(find_lost(store))
+        table = store.get_table()
         counts = table.counts
-        description.num_rows, description.inserts = counts.num_rows - num_damaged, table.inserts
+        description.num_rows, description.inserts = counts.num_rows - description.num_damaged, table.inserts
         description.samples = counts.samples
-        description.reserved_rows = counts.reserved + num_damaged
+        description.reserved_rows = counts.reserved + description.num_damaged
         description.num_leased = table.selectors.leases.num_leased
         description.num_incomplete = table.selectors.num_incomplete
         description.num_pinned = len(table.ring.pins)
@@ -152,6 +153,9 @@ class TableKind(StoreKind):
         description.is_closed = table.is_closed
         description.settings = table.settings.to_json()
         description.min_size = getattr(table.settings.limiter, "min_size", 0)
+
+    def find_lost(self, store: OpenedStore) -> RowSet:
+        return find_lost(store)
 
     def observe(self, store: OpenedStore, figures: control_pb2.StoreFigures) -> None:
         table = store.get_table()

@@ -38,6 +38,9 @@ POWER_LOSS = "power-loss"
 """Takes the place of a writer's lock: no writer died, but the rows had not reached the disk when the power was lost, or
 a check has found them damaged."""
 
+SHOWN_ROWS = 8
+"""Rows that an error or a description names by their numbers."""
+
 LOST_WRITER = "lost-writer"
 """Takes the place of a writer's lock in a store that has moved or was copied: the writer has not followed."""
 
@@ -171,7 +174,7 @@ class LostRows:
         """Raises CorruptDataError if one of these rows is lost; ``remedy`` tells the caller what to do."""
         if not self.overwrites or not (lost := rows & self.row_set):
             return
-        first = list(islice((number for piece in lost.iter_pieces() for number in _list_numbers(piece)), 8))
+        first = list_first(lost)
         shown = ", ".join(map(str, first)) + (", ..." if len(lost) > len(first) else "")
         raise CorruptDataError(
             path=f"store {store!r}, rows {shown}",
@@ -213,8 +216,13 @@ class LostRows:
         return changes
 
 
+def list_first(rows: RowSet) -> list[int]:
+    """Returns the numbers of the first rows of a set, ``SHOWN_ROWS`` at most."""
+    return list(islice((number for piece in rows.iter_pieces() for number in _list_numbers(piece)), SHOWN_ROWS))
+
+
 def _list_numbers(piece: slice | NDArray[np.int64]) -> range | list[int]:
-    return range(piece.start, piece.stop) if isinstance(piece, slice) else piece[:8].tolist()
+    return range(piece.start, piece.stop) if isinstance(piece, slice) else piece[:SHOWN_ROWS].tolist()
 
 
 def _is_below(path: Path, keys: Sequence[Path]) -> bool:
