@@ -43,6 +43,8 @@ main(["0"])
 """
 """Prints what a fork server has done of its process when it begins to import torch."""
 
+ARGUMENTS = WorkerArguments(0, transfer_timeout_s=5.0).to_json()
+
 
 class Control:
     """Starts one, asks, and ends it."""
@@ -88,7 +90,7 @@ class Worker:
         self.life_fd, held_fd = os.pipe()
         with theirs, taken:
             sent = [theirs.fileno(), taken.fileno(), held_fd, *fds]
-            self.pid = control.ask(sent, fork=WorkerArguments(0).to_json(), num_fds=len(sent))["pid"]
+            self.pid = control.ask(sent, fork=ARGUMENTS, num_fds=len(sent))["pid"]
         os.close(held_fd)
 
     def wait_ready(self) -> None:
@@ -172,7 +174,7 @@ def _pipes_of_this_test() -> list[str]:
 
 
 def test_fork_when_descriptors_did_not_arrive_then_refused(control: Control) -> None:
-    assert control.ask(fork=WorkerArguments(0).to_json(), num_fds=2) == {"errno": errno.EMFILE}
+    assert control.ask(fork=ARGUMENTS, num_fds=2) == {"errno": errno.EMFILE}
 
 
 def test_fork_when_the_system_refuses_then_answers_the_errno_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +184,7 @@ def test_fork_when_the_system_refuses_then_answers_the_errno_and_goes_on(monkeyp
     monkeypatch.setattr(os, "fork", refuse)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for number in (1, 2):
-        ours.send(json.dumps({"number": number, "fork": WorkerArguments(0).to_json(), "num_fds": 0}).encode())
+        ours.send(json.dumps({"number": number, "fork": ARGUMENTS, "num_fds": 0}).encode())
     ours.shutdown(socket.SHUT_WR)
     with ours, theirs:
         ForkServer(theirs, work=lambda fd, sockets_fd, arguments: None).run()
