@@ -10,7 +10,6 @@ from typing import NamedTuple, TypeVar
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
-    ConnectError,
     InvalidRequestError,
     StoreExistsError,
     StoreNotFoundError,
@@ -19,6 +18,7 @@ from tdserve.base.errors import (
 from tdserve.base.ids import make_uid
 from tdserve.client.cluster.directory import Directory
 from tdserve.client.cluster.members import Members
+from tdserve.client.cluster.part_errors import make_unanswered_error
 from tdserve.client.cluster.placement_records import record_forwards
 from tdserve.client.moves.checkpoint_choice import name_another
 from tdserve.client.moves.checkpoint_restore import MAX_NAMED, OnRestore, restore_stores, take_back
@@ -94,10 +94,10 @@ def _checkpoint_each(members: Members, place: Place, deadline: Deadline, on_prog
 
 
 def _ask_each(members: Members, calls: Mapping[int, Callable[[], _Result]], deadline: Deadline) -> list[_Result]:
-    """Returns the answers of all servers. Raises ConnectError if one does not answer."""
+    """Returns the answers of all servers. Errors as of ``make_unanswered_error`` if one does not answer."""
     found, lost = members.ask_all(calls, reach_s=math.inf, deadline=deadline)
     if lost:
-        raise ConnectError(address=members.membership.text, reason=f"servers {sorted(lost)} do not answer")
+        raise make_unanswered_error(lost, f"servers {sorted(lost)}", members.membership.text, deadline)
     return [found[server] for server in sorted(found)]
 
 

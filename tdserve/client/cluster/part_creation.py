@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, StoreExistsError, TransportError
+from tdserve.base.errors import ConnectError, DeadlineExceededError, StoreExistsError, TransportError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import Members
@@ -51,7 +51,7 @@ def create_parts(
 
     Raises:
         StoreExistsError: There is such a store, and ``exists_ok`` was not given, or it has more or fewer shards.
-        ConnectError: The owner of the name, or the server of a shard of a new store, does not answer.
+        TransportError: The owner of the name, or the server of a shard of a new store, does not answer.
         TDServeError: As of ``record_placement`` and ``create_part``. Nothing was created, unless a server was lost
             meanwhile or ``exists_ok`` was given; then the store lacks a part until it is created again with
             ``exists_ok``, or deleted. Of a store that exists some servers may be lost, as in any later call.
@@ -92,7 +92,7 @@ def create_parts(
                 _take_back(cluster, name, made, copies)
         raise
     if lost and not (exists and made_at):
-        raise next(iter(lost.values()))
+        raise min(lost.values(), key=lambda each: isinstance(each, ConnectError))  # which says that nothing was sent
     owner = placement.owner
     if placement.is_copy and owner in made_at and name not in cluster.members.get(owner):  # its disk was lost
         create_record(cluster.members.get(owner), name, replace(placement, copy_at=None))

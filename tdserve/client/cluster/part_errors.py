@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
+    ConnectError,
     CorruptDataError,
     DamagedRowError,
+    DeadlineExceededError,
     Field,
+    PeerLostError,
     SelectionError,
     StoreMovedError,
     TDServeError,
@@ -60,6 +64,47 @@ def note_elsewhere(failure: TDServeError, done: str, shards: Iterable[int] = ())
     noted.shards_done = tuple(shards)
     noted.__cause__ = failure
     return noted
+
+
+def merge_failures(failures: Mapping[int, TDServeError], name: str, address: str, deadline: Deadline) -> TDServeError:
+    """Returns the error of a call that several shards of a store have failed: the first refusal, with the shards that
+    did not answer beside it; if none has refused, as of ``make_unanswered_error``.
+
+    Args:
+        failures: By shard; at least one.
+        name: Name of the store.
+        address: Address of the cluster.
+        deadline: Of the call.
+    """
+    silent = {shard: each for shard, each in failures.items() if isinstance(each, TransportError)}
+    others = f"shards {sorted(silent)} of {name!r} do not answer" if silent and len(failures) > 1 else ""
+    for shard, failure in failures.items():
+        if len(failures) == 1 or shard not in silent:
+            return note_elsewhere(failure, others)
+    return make_unanswered_error(silent, f"shards {sorted(silent)} of {name!r}", address, deadline)
+
+
+def make_unanswered_error(
+    failures: Mapping[int, TransportError], what: str, address: str, deadline: Deadline
+) -> DeadlineExceededError | TransportError:
+    """Returns the error of a call that several servers have not answered, all of which may be asked again. It is
+    ConnectError only if none of them was sent anything.
+
+    Args:
+        failures: Of each.
+        what: The servers, or their shards.
+        address: Address of the cluster.
+        deadline: Of the call.
+    """
+    made: DeadlineExceededError | TransportError
+    if all(isinstance(each, ConnectError) for each in failures.values()):
+        made = ConnectError(address=address, reason=f"{what} do not answer")
+    elif deadline.expired:
+        made = DeadlineExceededError(what=f"an answer of {what}", timeout_s=deadline.timeout_s)
+    else:
+        made = PeerLostError(peer=what, reason="they stopped answering during the call, which they may yet carry out")
+    made.__cause__ = next(iter(failures.values()))
+    return made
 
 
 def _find_shard(error: TDServeError, name: str) -> int | None:

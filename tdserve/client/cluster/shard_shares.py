@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, VersionConflictError
+from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, TransportError, VersionConflictError
 from tdserve.client.cluster.drawn_parts import DrawnPart, weigh_parts
 from tdserve.client.cluster.part_errors import note_elsewhere
 from tdserve.client.cluster.shard_masses import ask_mass
@@ -83,6 +83,8 @@ class ShardShares:
         try:
             found = self._table.ask_each(counts, follow_and_draw, deadline=deadline)
         except DeadlineExceededError as error:
+            if isinstance(error.__cause__, TransportError):  # it is not rows that are missing, but answers
+                raise
             later = f"step {share.step} was divided when there were enough; if no more come, all ranks may go on with"
             raise note_elsewhere(error, f"{later} step={share.step + 1}") from error
         parts = [found[shard] for shard in sorted(found)]

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
-    ConnectError,
     DeadlineExceededError,
     ShardLostError,
     StoreMovedError,
@@ -24,7 +23,7 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.directory import compute_look_s
 from tdserve.client.cluster.lost_parts import LOOK_AGAIN_S
-from tdserve.client.cluster.part_errors import convert_part_errors, note_elsewhere
+from tdserve.client.cluster.part_errors import convert_part_errors, merge_failures, note_elsewhere
 from tdserve.client.cluster.sums import add_up_parts
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.by_address import get_process_client
@@ -338,7 +337,10 @@ class ShardedStore:
                 do, for errors.
 
         Raises:
-            TransportError: One does not answer. The calls of the others were made.
+            TransportError: One does not answer. The calls of the others were made. ConnectError if nothing was sent to
+                those that do not answer.
+            DeadlineExceededError: Several do not answer in time, or one that answers other calls. Whether their calls
+                were made is unknown.
             ShardLostError: One is lost. Likewise.
             TDServeError: The first other error.
         """
@@ -347,11 +349,8 @@ class ShardedStore:
         if not failures:
             return found
         done = explain_done(sorted(found)) if found else ""
-        for failure in failures.values():
-            if len(failures) == 1 or not isinstance(failure, TransportError):
-                raise note_elsewhere(failure, done, sorted(found))
-        reason = f"shards {sorted(failures)} of {self.name!r} do not answer"
-        raise note_elsewhere(ConnectError(address=self._cluster.address, reason=reason), done, sorted(found))
+        failure = merge_failures(failures, self.name, self._cluster.address, deadline)
+        raise note_elsewhere(failure, done, sorted(found))
 
     def ask_part(self, shard: int, call: Callable[[Any], _Result], deadline: Deadline | None = None) -> _Result:
         """Calls a part; its errors name the store. Other errors as of ``get_part``.

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import tdserve
-from tdserve.base.errors import ConnectError, SelectionError, TDServeError
+from tdserve.base.errors import ConnectError, DeadlineExceededError, SelectionError, TDServeError
 from tdserve.rules.placement import hash_to_shard
 from tests.integration.cluster.losing import connecting, fill_each, rows
 from tests.integration.cluster.names import next_name
 from tests.integration.crashing import Crashing
-from tests.processes import wait_for
+from tests.processes import stopped, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -86,6 +86,29 @@ def test_queue_when_a_shard_is_away_then_an_ack_has_done_the_rows_of_the_others_
             "index is 100 to 199"
         ) in str(failed.value)
         assert pickle.loads(pickle.dumps(failed.value)).shards_done == (0, 2)
+
+
+@pytest.mark.slow
+def test_rows_when_two_of_their_servers_stand_still_then_their_writes_are_unanswered_and_carried_out_later(
+    crashing: list[Crashing],
+) -> None:
+    with connecting(crashing) as client:
+        table: Any = client.create_replay(next_name(), rows(1)[0], 300, shards="all", consumers=("trainer",))
+        fill_each(table)
+        batch = table.take(30, consumer="trainer", ack=False)
+        pids = [crashing[table.placement.servers[shard]].server.pid for shard in (0, 1)]
+        calls: list[Callable[[], Any]] = [
+            lambda: table.set_at_("number", torch.arange(100, 130), batch, timeout_s=2),
+            lambda: table.ack(batch, consumer="trainer", timeout_s=2),
+        ]
+        unanswered = r"an answer of shards \[0, 1\] of .* the other 20 alone"
+        with stopped(pids[0]), stopped(pids[1]):
+            for call in calls:
+                with pytest.raises(DeadlineExceededError, match=unanswered) as failed:
+                    call()
+                assert failed.value.shards_done == (2,)
+                assert failed.value.retryable
+        wait_for(lambda: len(table) == 0, "the acknowledgements, which had been sent")
 
 
 @pytest.mark.slow
