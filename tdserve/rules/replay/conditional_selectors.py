@@ -19,6 +19,7 @@ from tdserve.rules.replay.row_mask import RowMask
 from tdserve.rules.replay.selector import Selector
 from tdserve.rules.replay.settings import MAX_CONSUMERS, Settings
 from tdserve.rules.replay.staleness import Staleness
+from tdserve.rules.replay.suspended_rows import SuspendedRows
 from tdserve.rules.replay.written_keys import WrittenKeys
 
 MAX_SELECTORS = 32
@@ -59,8 +60,8 @@ class ConditionalSelectors:
         staleness: Versions of the rows, if the table has a policy.
 
     Attributes:
+        suspended: Rows that were members, and come back unless they leave.
         dropped: Selectors that are not needed any more: the caller frees them.
-        num_incomplete: Rows that lack leaves.
     """
 
     def __init__(
@@ -81,13 +82,14 @@ class ConditionalSelectors:
         self._written = WrittenKeys(columns, num_keys) if has_partial_rows else None
         self.leases = Leases(columns.capacity)
         self._members = RowMask(columns.capacity)  # rows that any selector may have
+        self.suspended = SuspendedRows(columns.capacity)
         self._selectors: OrderedDict[SampleConditions, Selector] = OrderedDict()
         self._growing: _Growing | None = None
         # Of selectors with members that are too old, the version from which on they may have some.
         self._oldest: dict[SampleConditions, int] = {}
         self._completable: dict[SampleConditions, int] = {}  # a piece of rows of which one lacks only leaves
         self.dropped: list[Selector] = []
-        self.num_incomplete = 0
+        self._num_incomplete = 0  # members
         self._plain = self._selectors[PLAIN] = settings.sampler.make_selector(columns, columns.capacity)
 
     def __len__(self) -> int:
@@ -103,6 +105,12 @@ class ConditionalSelectors:
     def is_plain(self) -> bool:
         """Whether no sample has requested conditions."""
         return len(self._selectors) == 1 and self._growing is None
+
+    @property
+    def num_incomplete(self) -> int:
+        """Rows that lack leaves, also while they are suspended."""
+        suspended = self.suspended.get_rows() if self.suspended else NO_ROWS
+        return self._num_incomplete + self._count_incomplete(suspended)
 
     @property
     def longest_slice(self) -> int:
@@ -157,7 +165,8 @@ class ConditionalSelectors:
     def enter(self, rows: Rows) -> None:
         """Adds rows: they may be drawn now."""
         self._members.add(rows)
-        self.num_incomplete += self._count_incomplete(rows)
+        self.suspended.remove(rows)
+        self._num_incomplete += self._count_incomplete(rows)
         if self.staleness is not None:
             self.staleness.enter(rows)
         self._add(rows)
@@ -166,7 +175,8 @@ class ConditionalSelectors:
         """Removes rows, each named once: they may not be drawn any more. Rows that already may not are ignored."""
         if self.leases.num_leased:
             self.leases.forget(rows)
-        self.suspend(rows)
+        self.suspended.remove(rows)
+        self._remove(rows)
 
     def update(self, rows: Rows) -> None:
         """Notes that the priorities of rows have changed."""
@@ -174,14 +184,20 @@ class ConditionalSelectors:
             selector.update(rows)
 
     def suspend(self, rows: Rows) -> None:
-        """Suspends rows: they may not be drawn until they :meth:`enter` again. Leases of them continue."""
+        """Suspends rows: they may not be drawn until they :meth:`enter` again. Leases of them continue, and they count
+        as before."""
+        self.suspended.add(self._remove(rows))
+
+    def _remove(self, rows: Rows) -> Rows:
+        """Removes those of the rows that are members, and returns them."""
         rows = self._members.select_members(rows)
         self._members.remove(rows)
-        self.num_incomplete -= self._count_incomplete(rows)
+        self._num_incomplete -= self._count_incomplete(rows)
         if self.staleness is not None:
             self.staleness.leave(rows)
         for _, selector, _ in self._iter_selectors(rows):
             selector.remove(rows)
+        return rows
 
     def _count_incomplete(self, rows: Rows) -> int:
         if self._written is None or not len(rows):
@@ -237,7 +253,7 @@ class ConditionalSelectors:
 
     def may_complete(self, conditions: SampleConditions) -> bool:
         """Returns whether rows lack only leaves to be drawn under some conditions: they may get these yet."""
-        if self._written is None or not self.num_incomplete or conditions.require == ():
+        if self._written is None or not self._num_incomplete or conditions.require == ():
             return False
         starts = range(0, self._columns.capacity, RUN_PIECE_ROWS)
         if len(self._completable) > MAX_SELECTORS:
@@ -373,7 +389,8 @@ class ConditionalSelectors:
         return had_by_all
 
     def count_backlog(self) -> dict[str, int]:
-        """Returns how many rows each consumer has not had yet after which rows leave the table."""
+        """Returns how many rows each consumer has not had yet after which rows leave the table, also while they are
+        suspended."""
         if not self._settings.consumers:
             return {}
         counts = dict.fromkeys(self._settings.consumers, 0)
@@ -381,6 +398,8 @@ class ConditionalSelectors:
         for start in range(0, self._columns.capacity, PIECE_ROWS):
             piece = slice(start, start + PIECE_ROWS)
             is_member = self._members.contains(piece)
+            if self.suspended:
+                is_member |= self.suspended.contains(piece)
             if not is_member.any():
                 continue
             had = self._consumed[piece]

@@ -122,8 +122,7 @@ class TableState:
         held: Rows,
     ) -> None:
         settings.check(ring.capacity)
-        self.name = name
-        self.settings = settings
+        self.name, self.settings = name, settings
         self.ring = ring
         self.columns = RowColumns(ring.capacity, make_column)
         self.claims: list[WriterClaim] = []
@@ -162,7 +161,9 @@ class TableState:
         )
         self._live = RowMask(ring.capacity)
         self._drawing = Drawing(settings, self.columns, self.selectors)
-        self._live.add(np.union1d(live, held[self._generations[held] & 1 == 1]))
+        were_live = np.unique(held[self._generations[held] & 1 == 1])
+        self._live.add(np.union1d(live, were_live))
+        self.selectors.suspended.add(were_live)  # a write to them was cut short
         if settings.max_times_sampled:  # rows of an interrupted sample can be sampled once more
             times = self.columns.times_sampled
             times[live] = np.minimum(times[live], settings.max_times_sampled - 1)
