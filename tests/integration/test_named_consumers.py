@@ -79,6 +79,20 @@ def test_rows_when_ranks_draw_them_for_a_consumer_then_writers_get_their_room_wi
     assert sorted(seen) == list(range(4 * CAPACITY))
 
 
+def test_sample_when_too_few_are_left_for_a_consumer_then_the_error_counts_what_its_draws_keep(
+    client: tdserve.Client, name: str
+) -> None:
+    table = client.create_replay(name, LIKE, CAPACITY, consumers=BOTH)
+    table.extend(rows(0, CAPACITY))
+    table.take(CAPACITY, consumer="judge", require="x")
+    options: dict[str, Any] = {"consumer": "trainer", "require": "x", "group_by": "prompt", "group_size": 2}
+    for rank in range(2):
+        table.sample(4, rank=rank, world_size=2, **options)
+    assert len(table) == CAPACITY
+    with pytest.raises(tdserve.DeadlineExceededError, match=r"of whose 12 rows .*\(8 that 'trainer' has had are kept"):
+        table.sample(4, rank=0, world_size=2, step=1, timeout_s=0, **options)
+
+
 def test_rows_when_too_old_for_a_consumer_then_leave(client: tdserve.Client, name: str) -> None:
     policy = f"policy-{name}"
     weights = TensorDict({"w": torch.zeros(1)})

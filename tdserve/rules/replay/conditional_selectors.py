@@ -109,8 +109,7 @@ class ConditionalSelectors:
     @property
     def num_incomplete(self) -> int:
         """Rows that lack leaves, also while they are suspended."""
-        suspended = self.suspended.get_rows() if self.suspended else NO_ROWS
-        return self._num_incomplete + self._count_incomplete(suspended)
+        return self._num_incomplete + self._count_incomplete(self.suspended.get_rows() if self.suspended else NO_ROWS)
 
     @property
     def longest_slice(self) -> int:
@@ -388,6 +387,12 @@ class ConditionalSelectors:
         had_by_all: Rows = rows[(self._consumed[rows] & bits) == bits]
         return had_by_all
 
+    def count_had(self, consumer: str, rows: Rows) -> int:
+        """Returns how many of the rows a consumer has had."""
+        return (
+            int(np.count_nonzero(self._consumed[rows] & self._get_bit(consumer))) if consumer in self.consumers else 0
+        )
+
     def count_backlog(self) -> dict[str, int]:
         """Returns how many rows each consumer has not had yet after which rows leave the table, also while they are
         suspended."""
@@ -397,9 +402,7 @@ class ConditionalSelectors:
         # In pieces that fit into the processor's cache: a million rows at once take several times as long (measured).
         for start in range(0, self._columns.capacity, PIECE_ROWS):
             piece = slice(start, start + PIECE_ROWS)
-            is_member = self._members.contains(piece)
-            if self.suspended:
-                is_member |= self.suspended.contains(piece)
+            is_member = self._members.contains(piece) | (self.suspended.contains(piece) if self.suspended else False)
             if not is_member.any():
                 continue
             had = self._consumed[piece]

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import WrongStateError
-from tdserve.messages.row_numbers import PIECE_ROWS, Rows, sort_unique
+from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, Rows, sort_unique
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay import promises
 from tdserve.rules.replay.aging_table import AgingTable
+from tdserve.rules.replay.conditional_selectors import MAX_LOOKED_AT
 from tdserve.rules.replay.conditions import OWN
 from tdserve.rules.replay.leases import make_not_held_error
 from tdserve.rules.replay.plans import Departure
@@ -107,6 +108,20 @@ class Departures(AgingTable):
         self._remove_had_by_all(loose)
         if self._evictor is not None:
             self._evictor.add(loose[self._live.contains(loose) & ~self.ring.is_held(loose)])
+
+    def describe_kept(self, consumer: str, *, max_rows: int = MAX_LOOKED_AT) -> str:
+        """Returns how many rows a consumer has had that draws keep in the table; "" if none are.
+
+        Args:
+            max_rows: Most rows that are looked at.
+        """
+        if consumer == OWN or not self.ring.pins:
+            return ""
+        rows = np.concatenate([NO_ROWS, *(draw.rows[: max_rows + 1] for draw in self.draws)])
+        more = "at least " if len(rows) > max_rows else ""
+        rows = self._live.select_members(sort_unique(rows[:max_rows]))
+        num_had = self.selectors.count_had(consumer, rows[self.ring.pins.contains(rows)])
+        return f"{more}{num_had} that {consumer!r} has had are kept for the ranks of a step" if num_had else ""
 
     def consume(self, consumer: str, rows: Rows) -> None:
         """Notes that a named consumer has had rows, each named once."""

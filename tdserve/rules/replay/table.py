@@ -489,9 +489,10 @@ class Table(Departures):
         reason = self.selectors.get(conditions).explain_none() or conditions.describe(
             has_partial_rows=self.selectors.has_partial_rows, missing=missing
         )
-        num_leased = self.selectors.leases.num_leased
-        leased = f" ({num_leased} are on lease)" if num_leased else ""
-        return f"a sample of {num_rows} rows of table {self.name!r}, of whose {counts.num_rows} rows {reason}{leased},"
+        leased = f"{num_leased} are on lease" if (num_leased := self.selectors.leases.num_leased) else ""
+        held = ", ".join(filter(None, (leased, self.describe_kept(conditions.consumer))))
+        shown = f" ({held})" if held else ""
+        return f"a sample of {num_rows} rows of table {self.name!r}, of whose {counts.num_rows} rows {reason}{shown},"
 
     def explain_extend(self, num_rows: int) -> str:
         """Returns what a writer waits for now, for the error when it has waited too long."""

@@ -357,7 +357,9 @@ def _answer_mass(call: _SampleCall) -> control_pb2.Done:
     table, missing, num_draws = call.store.get_table(), "", 0
     selector, is_final = table.selectors.get(call.conditions), table.is_final(call.conditions)
     if selector.num_drawable < call.num_rows:
-        missing = table.selectors.describe_missing(call.conditions, call.store.leaf_names, max_rows=MAX_LOOKED_AT)
+        lacking = table.selectors.describe_missing(call.conditions, call.store.leaf_names, max_rows=MAX_LOOKED_AT)
+        kept = table.describe_kept(call.conditions.consumer, max_rows=MAX_LOOKED_AT)
+        missing = ", ".join(filter(None, (lacking, kept)))
         num_draws = table.count_draws(call.conditions) if is_final and table.settings.max_times_sampled else 0
     return control_pb2.Done(
         mass=selector.compute_mass(call.whole_rows),

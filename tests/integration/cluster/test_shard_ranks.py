@@ -105,6 +105,10 @@ def test_sample_when_the_consumer_has_had_earlier_rows_then_it_gets_all_others(
         fill(table, 24, 72 * step)
         found = draw(table, 36, step=step, consumer="trainer", timeout_s=TIMEOUT_S, **grouping)
         assert sorted(found) == list(range(72 * step, 72 * step + 72))
+    with pytest.raises(
+        tdserve.DeadlineExceededError, match=r"at shard 2 .*that 'trainer' has had are kept for the ranks"
+    ):
+        table.sample(36, rank=0, world_size=2, step=4, consumer="trainer", timeout_s=0, **grouping)
 
 
 @pytest.mark.slow

@@ -8,14 +8,14 @@ import pytest
 from tdserve.base.errors import InvalidRequestError
 from tdserve.rules.replay.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.kept_draw import DrawTerms
-from tdserve.rules.replay.limiter import SampleToInsertRatio
+from tdserve.rules.replay.limiter import Queue, SampleToInsertRatio
 from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.priority_order import HighestPriority
 from tdserve.rules.replay.rank_draws import MAX_DRAWN_ROWS, RankDraw, plan_share
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.without_replacement import WithoutReplacement
-from tests.unit.rules.replay.tables import rng, table_of, write
+from tests.unit.rules.replay.tables import delete, rng, table_of, write
 
 SAMPLERS: list[dict[str, Any]] = [
     {},
@@ -98,3 +98,22 @@ def test_make_when_impossible_then_refused(parts: dict[str, Any], terms: DrawTer
     with pytest.raises(InvalidRequestError, match=reason) as raised:
         RankDraw.make(table, 0, terms, rng=rng())
     assert raised.value.argument == argument
+
+
+def test_kept_when_a_consumer_has_had_rows_of_draws_then_described_for_it_alone() -> None:
+    table = table_of(8, limiter=Queue(8), consumers=("judge", "trainer"))
+    write(table, 8)
+    assert table.describe_kept("trainer") == ""
+    made = RankDraw.make(table, 0, DrawTerms(3, 2, SampleConditions(consumer="trainer")), rng=rng())
+    assert made is not None
+    made.settle()
+    kept = "6 that 'trainer' has had are kept for the ranks of a step"
+    assert table.describe_kept("trainer") == kept
+    assert kept in table.explain_sample(4, SampleConditions(consumer="trainer"))
+    assert table.describe_kept("trainer", max_rows=4).startswith("at least 4 that")
+    assert table.describe_kept("judge") == table.describe_kept("stranger") == ""
+    assert kept not in table.explain_sample(4, PLAIN)
+    delete(table, made.draw.rows[:2])
+    assert table.describe_kept("trainer").startswith("4 that 'trainer'")
+    table.draws.forget_all(table)
+    assert table.describe_kept("trainer") == ""
