@@ -480,7 +480,8 @@ class ShardedStore:
 
     def info(self) -> dict[str, Any]:
         """Returns figures of the store, as of a store of one server; ``"shards"`` lists those of the parts, None for
-        one that does not answer, and ``"degraded"`` the numbers of these."""
+        one that does not answer, and ``"degraded"`` the numbers of these: sums such as ``"inserts"`` are without them.
+        """
         with within(self.make_deadline(None)):
             self._read_placement()  # parts may have moved
             parts = self._describe_parts()
