@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tdserve.base.deadline import Deadline, compute_grace_s
+from tdserve.client.session.call_deadline import get_call_deadline
 
 TRANSFER_GRACE_S = 1.0
 """Extra time for content that was granted just before the deadline."""
@@ -29,7 +30,10 @@ def compute_min_channel_s(deadline: Deadline) -> float:
 
 
 def compute_transfer_timeout_s(deadline: Deadline) -> float:
-    """Returns how long content may take that is granted now."""
+    """Returns how long content may take that is granted now. Of a call that does not wait, but is a step of another one
+    that does, as long as that one has."""
+    if deadline.timeout_s == 0 or deadline.remaining_s is None:
+        deadline = get_call_deadline() or deadline
     if deadline.timeout_s == 0 or deadline.remaining_s is None:
         return DEFAULT_TRANSFER_S
     return deadline.remaining_s + TRANSFER_GRACE_S
