@@ -132,6 +132,8 @@ class _CheckpointWriter:
     passes: dict[str, FilePasses] = field(default_factory=dict)
     archived: set[str] = field(default_factory=set)
     read_names: list[str] = field(default_factory=list)
+    uids: dict[str, str] = field(default_factory=dict)  # of the stores that were read last under a name
+    refused: set[str] = field(default_factory=set)
     writing: list[Future[None]] = field(default_factory=list)
     read_nbytes: int = 0
     written_nbytes: int = 0
@@ -237,7 +239,10 @@ class _CheckpointWriter:
         except TDServeError as error:
             if error.retryable:
                 raise
-            return  # it was deleted, is damaged, or has no files
+            if not isinstance(error, StoreNotFoundError):
+                self.refused.add(name)  # it is damaged, or has no files
+            return
+        self.uids[name] = listed.uid
         read = partial(self._ask, store=name, uid=listed.uid)
         passes = self.passes.setdefault(listed.uid, FilePasses())
         try:
@@ -247,9 +252,12 @@ class _CheckpointWriter:
             self.passes.pop(listed.uid, None)
 
     def _has_gone(self, name: str) -> bool:
-        """Returns whether a store was deleted meanwhile, or has moved to another server."""
+        """Returns whether a store was deleted meanwhile, also if its name has a new one, or has moved to another
+        server."""
         try:
-            return self.client.catalog.find(name) is None
+            found = self.client.catalog.find(name)
+            is_refused = found is not None and (found.adopted or name in self.refused)
+            return found is None or not (is_refused or found.uid == self.uids.get(name))
         except StoreMovedError as error:
             return error.server is not None
         except CorruptDataError:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, PeerLostError, TDServeError, TransportError
+from tdserve.base.errors import (
+    DeadlineExceededError,
+    PeerLostError,
+    ServerBusyError,
+    StoreMovedError,
+    TDServeError,
+    TransportError,
+)
 from tdserve.client.session.cancellation import get_cancellation
 from tdserve.v1 import control_pb2
 
 RETRY_BACKOFF_S = 0.05
 MAX_RETRY_BACKOFF_S = 0.5
 """First and longest pause before a call is tried again."""
+
+REST_PAUSE_S = 0.01
+"""Pause before a call is made again whose store is at rest: a checkpoint mostly needs 10 to 40 ms."""
 
 
 def has_to_wait(request: object) -> bool:
@@ -32,6 +42,38 @@ def explain_late(error: TransportError, address: str, deadline: Deadline) -> TDS
     late = DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
     late.request_id, late.__cause__ = error.request_id, error
     return late
+
+
+def lengthen(pause_s: float) -> float:
+    """Returns the next pause between attempts."""
+    return min(2 * pause_s, MAX_RETRY_BACKOFF_S)
+
+
+def explain_rest(error: StoreMovedError, deadline: Deadline) -> TDServeError:
+    """Returns what a call raises whose store was at rest at its deadline; the error itself if it was not to wait."""
+    if deadline.timeout_s == 0 or not deadline.expired:
+        return error
+    what = f"an answer about store {error.fields['name']!r}, which is at rest for a checkpoint or a move,"
+    late = DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
+    late.request_id, late.__cause__ = error.request_id, error
+    return late
+
+
+def choose_pauses_s(
+    error: ServerBusyError | StoreMovedError, deadline: Deadline, pause_s: float
+) -> tuple[float, float]:
+    """Returns the pause after which a call that was refused is made again, and the next longer one.
+
+    Args:
+        pause_s: The pause after a refusal that may last.
+
+    Raises:
+        ServerBusyError, StoreMovedError: The refusal, if the call is not made again.
+    """
+    is_at_rest = isinstance(error, StoreMovedError)
+    if is_cancelled() or not is_passing(error) or is_over(deadline, 0.0 if is_at_rest else pause_s):
+        raise error
+    return (deadline.limit(REST_PAUSE_S), pause_s) if is_at_rest else (pause_s, lengthen(pause_s))
 
 
 def is_passing(error: TDServeError) -> bool:

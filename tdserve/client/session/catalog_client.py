@@ -28,7 +28,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.ids import check_store_name, make_client_id
 from tdserve.base.tls import TLS
-from tdserve.client.session.call_conditions import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S, is_cancelled, is_over
+from tdserve.client.session.call_conditions import RETRY_BACKOFF_S, choose_pauses_s
 from tdserve.client.session.call_deadline import LONGEST_WAIT_S, begin_call, check_wait_s
 from tdserve.client.session.description import StoreDescription, from_message
 from tdserve.client.session.message_facts import convert_stats
@@ -49,10 +49,6 @@ class Once(Enum):
 
 
 ONCE: Final = Once.ONCE
-
-
-ASK_AGAIN_S = 0.01
-"""Pause between two questions about a store at rest."""
 
 FindMoved = Callable[[StoreMovedError, Deadline], "CatalogClient"]
 """Finds the client of the server to which a store has moved, within the deadline of a call. Raises StoreMovedError."""
@@ -303,16 +299,10 @@ class CatalogClient:
         a limit of the token, has no room for it."""
         backoff_s = RETRY_BACKOFF_S
         while True:
-            pause_s = ASK_AGAIN_S
             try:
                 return self._ask_once(method, request, deadline)
-            except StoreMovedError as error:
-                if error.server is not None or deadline.expired:
-                    raise
-            except ServerBusyError:
-                if is_over(deadline, backoff_s) or is_cancelled():
-                    raise
-                pause_s, backoff_s = backoff_s, min(2 * backoff_s, MAX_RETRY_BACKOFF_S)
+            except (ServerBusyError, StoreMovedError) as error:
+                pause_s, backoff_s = choose_pauses_s(error, deadline, backoff_s)
             time.sleep(pause_s)
 
     def _ask_once(self, method: str, request: object, deadline: Deadline) -> Any:

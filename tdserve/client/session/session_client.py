@@ -28,12 +28,14 @@ from tdserve.client.local.root_files import FileAccess
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.background_calls import BackgroundCalls
 from tdserve.client.session.call_conditions import (
-    MAX_RETRY_BACKOFF_S,
     RETRY_BACKOFF_S,
+    choose_pauses_s,
     explain_late,
+    explain_rest,
     has_to_wait,
     is_cancelled,
     is_over,
+    lengthen,
 )
 from tdserve.client.session.call_traces import find_call_traces, get_traced_call
 from tdserve.client.session.catalog_client import CatalogClient
@@ -211,8 +213,8 @@ class SessionClient:
         try:
             return self._call_here(attempt, deadline, request)
         except StoreMovedError as error:
-            if error.server is None:  # it is still being moved
-                raise
+            if error.server is None:
+                raise explain_rest(error, deadline)  # noqa: B904 (it is this one, or has it as its cause)
             # It was refused for good: no earlier attempt has carried it out either.
             elsewhere = self.find_moved(error, deadline)
             moved = None if request is None else elsewhere.requests.begin(deadline, is_write=is_write)
@@ -247,9 +249,9 @@ class SessionClient:
                         raise late if session is not None else unreached or error  # noqa: B904 (one of these is it)
                     unreached = error if isinstance(error, ConnectError) and session is not None else unreached
                     _note_retry(error)
+                    pause_s, backoff_s = backoff_s, lengthen(backoff_s)
                 except (ServerBusyError, StoreMovedError) as error:
-                    if getattr(error, "server", None) is not None or is_over(deadline, backoff_s) or is_cancelled():
-                        raise
+                    pause_s, backoff_s = choose_pauses_s(error, deadline, backoff_s)
                     self.requests.report_again()
                     _note_retry(error)
                 except TDServeError as error:
@@ -262,8 +264,7 @@ class SessionClient:
                 finally:
                     if session is not None:
                         session.forget(number)
-                time.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, MAX_RETRY_BACKOFF_S)
+                time.sleep(pause_s)
         finally:
             if request is not None:
                 self.requests.end(request)

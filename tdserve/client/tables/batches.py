@@ -27,7 +27,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.content.devices import begin, resolve_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
-from tdserve.client.session.call_conditions import MAX_RETRY_BACKOFF_S, RETRY_BACKOFF_S
+from tdserve.client.session.call_conditions import RETRY_BACKOFF_S, lengthen
 from tdserve.client.session.call_deadline import begin_step
 from tdserve.client.session.finalizing import run_from_finalizer
 from tdserve.client.session.session import Session
@@ -218,7 +218,7 @@ def _fetch_until_closed(order: _Order) -> None:
                 order.ahead.put(error)
                 progress.record_progress()
             order.ahead.closed.wait(progress.backoff_s)
-            progress.backoff_s = min(2 * progress.backoff_s, MAX_RETRY_BACKOFF_S)
+            progress.backoff_s = lengthen(progress.backoff_s)
         except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: the iterator raises it)
             order.ahead.put(error)
             return

@@ -163,11 +163,11 @@ class ArrivingStores:
         if not folder.is_dir():
             raise _make_gone_error(move)
         given = [moved_files.Block(each.path, each.offset, len(each.content), content=each.content) for each in blocks]
-        await asyncio.to_thread(moved_files.write_blocks, folder, given)
+        await self._take_step(move, asyncio.to_thread(moved_files.write_blocks, folder, given))
 
     async def sync(self, move: str) -> None:
         """Syncs what has been written, so that ``complete`` has less to do while nobody is served."""
-        await asyncio.to_thread(moved_files.sync_files, self._stores.root.arriving_folder(move))
+        await self._take_step(move, asyncio.to_thread(moved_files.sync_files, self._stores.root.arriving_folder(move)))
 
     async def complete(self, name: str, move: str, moved: control_pb2.MovedStore) -> None:
         """Keeps a store whose files are all here, until it is shown or comes anew.

@@ -79,6 +79,22 @@ def test_call_when_refused_or_interrupted_then_raised_at_once(
     assert session.is_lost is not stays
 
 
+def test_call_when_its_store_rests_then_it_asks_until_its_deadline_and_names_that(client: tdserve.Client) -> None:
+    """A scheduled checkpoint must not end a consumer's wait early, nor by another error than usual."""
+    deadlines: list[Deadline] = []
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> None:
+        deadlines.append(deadline)
+        raise StoreMovedError(name="x")
+
+    with pytest.raises(DeadlineExceededError, match=r"store 'x', which is at rest .* did not happen within 0.3 s"):
+        client.call(attempt, Deadline.after(0.3))
+    assert len(deadlines) > 4
+    assert all(each.expired for each in deadlines)
+    with pytest.raises(StoreMovedError, match="at rest"):
+        client.call(attempt, Deadline.after(0))
+
+
 def test_call_when_its_store_has_moved_then_a_write_waits_for_the_window_there_and_another_change_does_not(
     client: tdserve.Client, server: tdserve.Server
 ) -> None:
