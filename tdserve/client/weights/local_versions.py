@@ -69,10 +69,10 @@ def map_version(
         RetiredVersionError: Request the version again.
         SpecMismatchError: The destination does not fit; nothing was written to it.
     """
-    sent = part.wanted
+    wanted = part.wanted
     if destination is not None:
-        destination.check(sent)
-    copy = copy or _is_converted(spec, sent)
+        destination.check(wanted)
+    copy = copy or _is_converted(spec, wanted)
     try:
         file = VersionFile.map(path, spec) if destination is None and not copy else VersionFile.open(path, spec)
     except WrongStateError as error:
@@ -82,29 +82,29 @@ def map_version(
             raise
         raise GoneVersionError(path, accepted) from error
     with file:  # until all is copied: then it may be written again
-        values = file.read_values() if sent.values else b""
+        values = file.read_values() if wanted.values else b""
         if values is None:
             raise GoneVersionError(path, accepted)
         if destination is None and not copy:
-            leaves = {path: file.leaves[path] for path, _ in sent.tensors}
-        elif sent is spec:
+            leaves = {path: file.leaves[path] for path, _ in wanted.tensors}
+        elif wanted is spec:
             leaves = _copy_leaves(client, file, spec, destination)
         else:
-            leaves = _convert_leaves(client, file, sent, destination)
+            leaves = _convert_leaves(client, file, wanted, destination)
         found, decoded = part.decode_values(values, allow_pickle=client.allow_pickle)
         content = Content(found, leaves, decoded, accepted.version, accepted)
-        client.observed_calls.count_content(bytes_out=sent.nbytes)
+        client.observed_calls.count_content(bytes_out=wanted.nbytes)
         if destination is not None:
-            is_direct = sent is spec and destination.find_places(write_layout(spec, is_packed=True)) is not None
+            is_direct = wanted is spec and destination.find_places(write_layout(spec, is_packed=True)) is not None
             destination.finish(content, was_direct=is_direct)
     return content
 
 
-def _is_converted(spec: Spec, sent: Spec) -> bool:
-    if sent is spec:  # thousands of leaves need not be compared
+def _is_converted(spec: Spec, wanted: Spec) -> bool:
+    if wanted is spec:  # thousands of leaves need not be compared
         return False
     stored = dict(spec.tensors)
-    return any(stored[path] != leaf for path, leaf in sent.tensors)
+    return any(stored[path] != leaf for path, leaf in wanted.tensors)
 
 
 def _copy_leaves(
@@ -126,11 +126,11 @@ def _copy_leaves(
 
 
 def _convert_leaves(
-    client: SessionClient, file: VersionFile, sent: Spec, destination: Destination | None
+    client: SessionClient, file: VersionFile, wanted: Spec, destination: Destination | None
 ) -> dict[tuple[str, ...], torch.Tensor]:
     if destination is not None:
         return file.leaves  # converted while they are copied later
-    leaves = make_leaf_views(client.pool.take(sent.nbytes), sent)
+    leaves = make_leaf_views(client.pool.take(wanted.nbytes), wanted)
     for path, leaf in leaves.items():
         leaf.copy_(file.leaves[path])
     return leaves
