@@ -232,7 +232,7 @@ class _Attempt:
         self._held = held
         self._other_version = 0  # to be asked for instead of the newest, because its structure is known now
         # Checksums are those of the published dtypes, and what is held is a whole version.
-        self._wants_all = bool(wanted.dtype) or wanted.select is not None
+        self._ignores_held = bool(wanted.dtype) or wanted.select is not None
 
     def __call__(self, session: Session, request: int, deadline: Deadline) -> Weights | None:
         failed: list[control_pb2.FailedLink] = []
@@ -263,7 +263,7 @@ class _Attempt:
     ) -> Weights | None:
         wanted = self._wanted
         spec = self._known.get(wanted.name)
-        holds = 0 if self._wants_all else self._held.find_last(wanted.name, has_place=wanted.has_place)
+        holds = 0 if self._ignores_held else self._held.find_last(wanted.name, has_place=wanted.has_place)
         message = wanted.request(spec, holds, deadline)
         message.relays = True
         message.failed.extend(failed)
@@ -391,7 +391,7 @@ class _Attempt:
         try:
             self._client.call(attempt, deadline)
         except InvalidRequestError as error:  # the version is gone: get all of the newest
-            self._wants_all = True
+            self._ignores_held = True
             raise TransferAbortedError(transfer=0, reason=str(error)) from error
 
     def _make_destination(self) -> tuple[Destination | None, TDServeError | None]:
