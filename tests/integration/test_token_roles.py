@@ -233,7 +233,7 @@ def ask_by_mail(session: Session, make: Callable[[], dict[str, Any]]) -> list[An
         except tdserve.TDServeError as error:
             found.append(error)
         finally:
-            session.forget(number)
+            session.end_request(number)
         return bool(pending.is_mailed)
 
     wait_for(ask, "a request by mail")

@@ -214,8 +214,9 @@ class Session:
         """Waits until all messages have reached the server. No more can be sent: ``close`` must follow."""
         self._connection.flush(FLUSH_TIMEOUT_S)
 
-    def forget(self, request: int) -> None:
-        """Forgets a request that is answered, or whose answer does not matter any more.
+    def end_request(self, request: int) -> None:
+        """Ends a request that is answered, or whose answer does not matter any more: counts its call, ends its trace
+        and forgets it.
 
         The server may still read what was spooled for a request without an answer: that stays until it has answered.
         """
@@ -248,7 +249,7 @@ class Session:
             pending.disown()
             if is_sent:
                 self.close()
-            self.forget(request)
+            self.end_request(request)
 
     def cancel(self, request: int) -> None:
         """Asks the server to cancel a waiting request; over the same channel, so as not to overtake it."""

@@ -263,7 +263,7 @@ class SessionClient:
                     raise
                 finally:
                     if session is not None:
-                        session.forget(number)
+                        session.end_request(number)
                 time.sleep(pause_s)
         finally:
             if request is not None:
@@ -298,7 +298,7 @@ class SessionClient:
         except (TransportError, ServerBusyError):
             return None
         finally:
-            session.forget(number)
+            session.end_request(number)
         return getattr(answer.done.catalog, field)
 
     def later(self, work: Callable[[], _Result], deadline: Deadline = Deadline.never) -> AwaitableFuture[_Result]:

@@ -261,7 +261,7 @@ def _fetch(order: _Order, progress: _Progress) -> None:
                 order.release()
                 raise
             finally:
-                _forget(order, session, request)
+                _end_request(order, session, request)
             for _ in range(order.num_batches - len(batches)):  # a limiter grants fewer than requested
                 order.room.release()
             order.num_received += 1
@@ -293,15 +293,15 @@ def _ask(order: _Order, session: Session, query: Query) -> _UnderWay:
         )
     except BaseException:
         order.release()
-        session.forget(request)
+        session.end_request(request)
         raise
     order.under_way[request] = session
     return _UnderWay(request, asked, query, deadline)
 
 
-def _forget(order: _Order, session: Session, request: int) -> None:
+def _end_request(order: _Order, session: Session, request: int) -> None:
     order.under_way.pop(request, None)
-    session.forget(request)
+    session.end_request(request)
 
 
 def _give_up(order: _Order, session: Session, under_way: deque[_UnderWay]) -> None:
@@ -319,4 +319,4 @@ def _give_up(order: _Order, session: Session, under_way: deque[_UnderWay]) -> No
             continue  # refused, probably as cancelled: no content comes, and others may go on using the session
         finally:
             order.release()
-            _forget(order, session, request)
+            _end_request(order, session, request)

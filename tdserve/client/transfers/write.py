@@ -334,7 +334,7 @@ class _EarlyWrite:
             done = check_answer(answer).done
         except TDServeError as error:
             sent.mark_refused(requests.newest)
-            session.forget(request)
+            session.end_request(request)
             if isinstance(error, (TransportError, ServerBusyError, StoreMovedError)):
                 if self._traced_call is not None:
                     self._traced_call.note_retry(error)
@@ -344,7 +344,7 @@ class _EarlyWrite:
         else:
             self.future.set_result(done)
             sent.mark_taken(request)
-            session.forget(request)
+            session.end_request(request)
         requests.end(request)
 
     def _expire(self, session: Session, sent: _Sent, pending: Pending) -> None:
@@ -353,7 +353,7 @@ class _EarlyWrite:
             return
         error = DeadlineExceededError(what=f"an answer to {self._what}", timeout_s=self._deadline.timeout_s)
         sent.give_up(error)  # the peer may still read posted content: it must not see the caller's next one
-        session.forget(self._request)
+        session.end_request(self._request)
         self._client.requests.end(self._request)
         self.future.set_exception(error)
 

@@ -255,7 +255,7 @@ class _Attempt:
                 self._other_version = 0  # it is not kept any more
             finally:
                 if number != request:
-                    session.forget(number)
+                    session.end_request(number)
             number = self._client.requests.take_number()
 
     def _ask(

@@ -69,7 +69,7 @@ def receive_linked(
             try:
                 session.send(number, taken=asked).wait(VERIFY_S + ANSWER_GRACE_S, "a look at a version")
             finally:
-                session.forget(number)
+                session.end_request(number)
 
         return take_relayed(
             session.relays,

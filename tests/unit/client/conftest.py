@@ -70,7 +70,7 @@ def mailing(remote_client: tdserve.Client) -> Session:
         pending = session.send(number := remote_client.requests.take_number(), read=asked)
         with pytest.raises(StoreNotFoundError):
             pending.wait(20.0, "an answer")
-        session.forget(number)
+        session.end_request(number)
         return pending.is_mailed
 
     wait_for(is_mailed, "the opening of the control channel")

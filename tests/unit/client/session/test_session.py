@@ -205,7 +205,7 @@ def test_requests_when_they_are_many_and_small_then_answered_by_mail_in_order(ma
         assert pending.is_mailed
         with pytest.raises(StoreNotFoundError, match="not there"):
             pending.wait(10.0, "a read")
-        mailing.forget(request)
+        mailing.end_request(request)
 
 
 def test_close_when_requests_wait_as_mail_then_they_end(mailing: Session) -> None:
@@ -273,7 +273,7 @@ def test_spooled_values_when_the_caller_gives_up_then_kept_until_the_server_has_
     pending = local_session.send(1, latest=waiting, free=partial(local_session.local.free, spooled))
     with pytest.raises(DeadlineExceededError):
         pending.wait(0.01, "an answer", is_owed=False)
-    local_session.forget(1)
+    local_session.end_request(1)
     other = local_session.local.spool([bytes(100_000)])
     assert other is not None
     assert other[0] != spooled[0]
