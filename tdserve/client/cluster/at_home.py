@@ -41,7 +41,7 @@ def at_home(
         if call_name in NAMING:
             check_no_part(name)
         store = name.partition("/")[0]  # load_memmap takes the path of a nested tensordict
-        deadline = self.servers.make_deadline(kwargs.get("timeout_s"))  # type: ignore[arg-type]
+        deadline = self.cluster.make_deadline(kwargs.get("timeout_s"))  # type: ignore[arg-type]
         if is_timed:
             kwargs.pop("timeout_s", None)
         place = self.directory.find(store, deadline)

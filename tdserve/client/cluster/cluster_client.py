@@ -51,39 +51,39 @@ class ClusterClient(ClusterMoves):
     are used are connected to. One that is dropped ends as a ``Client`` does, at the next garbage collection.
     """
 
-    def __init__(self, servers: ClusterServers) -> None:
-        super().__init__(servers)
-        self.address, self.numpy = servers.address, servers.numpy
+    def __init__(self, cluster: ClusterServers) -> None:
+        super().__init__(cluster)
+        self.address, self.numpy = cluster.address, cluster.numpy
 
     def __repr__(self) -> str:
         return f"<ClusterClient of {len(self.members)} servers at {self.address}>"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_make_client, (self.servers.recipe,))
+        return (_make_client, (self.cluster.recipe,))
 
     @property
     def timeout_s(self) -> float:
         """Default of every call that can wait, seconds."""
-        return self.servers.timeout_s
+        return self.cluster.timeout_s
 
     @timeout_s.setter
     def timeout_s(self, value: float) -> None:
-        self.servers.timeout_s = value
+        self.cluster.timeout_s = value
         for client in self.members.used.values():
             client.timeout_s = value
 
     @property
     def is_closed(self) -> bool:
         """Whether it was closed; every call then raises ClosedError."""
-        return self.servers.is_closed
+        return self.cluster.is_closed
 
     def later(self, work: Callable[[], _Result], deadline: Deadline = Deadline.never) -> AwaitableFuture[_Result]:
         """Runs work in one of the client's own threads, as of ``BackgroundCalls.run``."""
-        return self.servers.later(work, deadline)
+        return self.cluster.later(work, deadline)
 
     def close(self) -> None:
         """Closes the connections to all servers. Idempotent."""
-        self.servers.close()
+        self.cluster.close()
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +114,7 @@ class ClusterClient(ClusterMoves):
         if not isinstance(name, str):
             return False
         try:
-            return self.directory.ask_home(name, lambda client: name in client, self.servers.make_deadline(None))[0]
+            return self.directory.ask_home(name, lambda client: name in client, self.cluster.make_deadline(None))[0]
         except InvalidRequestError:  # no store can have this name
             return False
 
@@ -127,13 +127,13 @@ class ClusterClient(ClusterMoves):
         Raises:
             StoreNotFoundError: There is no such store.
         """
-        return self._open(name, self.servers.make_deadline(None))
+        return self._open(name, self.cluster.make_deadline(None))
 
     def keys(
         self, name: str, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False
     ) -> list[str | Path]:
         """Lists the keys of a store; see ``Client.keys``."""
-        deadline = self.servers.make_deadline(None)
+        deadline = self.cluster.make_deadline(None)
         opened = self._open(name, deadline)
         if isinstance(opened, ShardedStore):
             return opened.list_part_keys(deadline, include_nested, leaves_only, sort=sort)
@@ -143,7 +143,7 @@ class ClusterClient(ClusterMoves):
     def describe(self, name: str, *, timeout_s: float | Once | None = ONCE) -> StoreDescription:
         """Returns the structure and the figures of a store; of a shared one the sums of its parts."""
         is_awaited = timeout_s is not ONCE
-        deadline = self.servers.make_deadline(timeout_s if timeout_s is not ONCE else None)
+        deadline = self.cluster.make_deadline(timeout_s if timeout_s is not ONCE else None)
         found, place = self.directory.describe(name, deadline, is_awaited=is_awaited)
         if place.placement is None:
             return found
@@ -161,7 +161,7 @@ class ClusterClient(ClusterMoves):
         whole = find_whole(name)
         if whole is not None and whole in self:
             raise InvalidRequestError(argument="store name", reason=f"{name!r} is a part of {whole!r}; delete that")
-        with within(self.servers.make_deadline(None)):
+        with within(self.cluster.make_deadline(None)):
             place = self.directory.find(name)
             if place.placement is not None:
                 delete_parts(self.members, name, place.placement)
@@ -171,7 +171,7 @@ class ClusterClient(ClusterMoves):
             else:
                 self.get_home(name).delete(name)
         self.directory.forget(name)
-        self.servers.policies.note_change(name)
+        self.cluster.policies.note_change(name)
 
     def _open(self, name: str, deadline: Deadline, *, is_awaited: bool = False) -> Any:
         found, place = self.directory.describe(name, deadline, is_awaited=is_awaited)
@@ -180,10 +180,10 @@ class ClusterClient(ClusterMoves):
         return self.members.get(place.server).open_handle(found)
 
     def _open_shards(self, name: str, placement: PlacementRecord, deadline: Deadline) -> ShardedStore:
-        return _SHARDED[placement.kind](self.servers, name, placement, deadline=deadline)
+        return _SHARDED[placement.kind](self.cluster, name, placement, deadline=deadline)
 
     def _open_as(self, kinds: tuple[type[Any], ...], what: str, call: str, name: str, timeout_s: float | None) -> Any:
-        opened = self._open(name, self.servers.make_deadline(timeout_s), is_awaited=True)
+        opened = self._open(name, self.cluster.make_deadline(timeout_s), is_awaited=True)
         if not isinstance(opened, kinds):
             raise WrongStateError(state=f"store {name!r} is not a {what}", event=f"{call}()")
         return opened
@@ -247,7 +247,7 @@ class ClusterClient(ClusterMoves):
         have joined after its creation."""
         servers = choose_servers(name, shards, len(self.members))
         if shards == "all" and (options.get("exists_ok") or options.get("existsok")):
-            deadline = self.servers.make_deadline(options.get("timeout_s"))
+            deadline = self.cluster.make_deadline(options.get("timeout_s"))
             known = self.directory.find(name, deadline).placement
             return servers if known is None else known.servers
         return servers
@@ -255,9 +255,9 @@ class ClusterClient(ClusterMoves):
     def _create_table(
         self, kind: Any, name: str, like: Any, capacity: int, servers: Any, options: Any, *more: Any
     ) -> Any:
-        deadline = self.servers.make_deadline(None)
+        deadline = self.cluster.make_deadline(None)
         with within(deadline):
-            create_sharded_table(self.servers, kind, name, like, capacity, servers, options, *more)
+            create_sharded_table(self.cluster, kind, name, like, capacity, servers, options, *more)
         return self._open(name, deadline, is_awaited=True)
 
     def replay(self, name: str, *, timeout_s: float | None = None) -> Any:
@@ -291,8 +291,8 @@ class ClusterClient(ClusterMoves):
         servers = self._choose_servers(name, shards, {"exists_ok": may_exist})
         if len(servers) == 1:
             return _create_kv(self, name, like, max_bytes, eviction, ttl_s, may_exist)
-        with within(self.servers.make_deadline(None)):
-            create_sharded_keyed(self.servers, name, servers, like, max_bytes, eviction, ttl_s, exists_ok=may_exist)
+        with within(self.cluster.make_deadline(None)):
+            create_sharded_keyed(self.cluster, name, servers, like, max_bytes, eviction, ttl_s, exists_ok=may_exist)
             return self.kv(name)
 
     def kv(self, name: str, *, timeout_s: float | None = None) -> Any:
@@ -353,9 +353,9 @@ class ClusterClient(ClusterMoves):
         if options.get("return_early"):
             raise InvalidRequestError(argument="return_early", reason="several servers create a dataset at once")
         exists_ok = bool(options.get("exists_ok") or options.get("existsok"))
-        deadline = self.servers.make_deadline(options.pop("timeout_s", None))
+        deadline = self.cluster.make_deadline(options.pop("timeout_s", None))
         with within(deadline):
-            create_sharded_dataset(self.servers, name, servers, num_rows, create, exists_ok=exists_ok)
+            create_sharded_dataset(self.cluster, name, servers, num_rows, create, exists_ok=exists_ok)
         return self._open(name, deadline, is_awaited=True)
 
     # ------------------------------------------------------------ stores of one server
@@ -386,9 +386,9 @@ class ClusterClient(ClusterMoves):
         try:
             published = _publish(self, name, td, **options)
         finally:
-            self.servers.policies.note_change(name)
+            self.cluster.policies.note_change(name)
         if isinstance(published, AwaitableFuture):
-            published.add_done_callback(lambda _: self.servers.policies.note_change(name))
+            published.add_done_callback(lambda _: self.cluster.policies.note_change(name))
         return published
 
     def memmap_refresh_(self, td: Any, **options: Any) -> Any:

@@ -23,13 +23,14 @@ class ClusterMoves:
     """The part of a cluster's client that moves stores from server to server, and to a checkpoint and back.
 
     Attributes:
+        cluster: What the client shares with its handles.
         members: The clients of the servers.
         directory: Where each store is.
     """
 
-    def __init__(self, servers: ClusterServers) -> None:
-        self.servers = servers
-        self.members, self.directory = servers.members, servers.directory
+    def __init__(self, cluster: ClusterServers) -> None:
+        self.cluster = cluster
+        self.members, self.directory = cluster.members, cluster.directory
 
     # ------------------------------------------------------------ places
 
@@ -69,7 +70,7 @@ class ClusterMoves:
             ConnectError: Its server, or the other one, does not answer, or was lost in the middle. This takes seconds,
                 whatever the timeout; the store serves where it was, unless its own server was lost as it gave it away.
         """
-        return move_store(self.servers, name, server, on_progress=on_progress, deadline=Deadline.after(timeout_s))
+        return move_store(self.cluster, name, server, on_progress=on_progress, deadline=Deadline.after(timeout_s))
 
     def list_stores_at(self, server: int) -> list[str]:
         """Lists the stores, and parts of shared ones, that a server has, without records of where stores are. Raises
@@ -86,7 +87,7 @@ class ClusterMoves:
             WrongStateError: Every other server has a part of the same store.
             ConnectError: No other server that may have it answers.
         """
-        return choose_refuge(self.servers, name, drained)
+        return choose_refuge(self.cluster, name, drained)
 
     def drain(self, server: int, *, timeout_s: float = REBALANCE_TIMEOUT_S) -> list[str]:
         """Moves all stores, and parts of shared ones, away from a server, one after the other, as ``rebalance`` does.

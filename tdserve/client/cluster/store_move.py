@@ -82,7 +82,7 @@ _Ask = Callable[..., control_pb2.MoveAnswer]
 
 
 def move_store(
-    servers: ClusterServers, name: str, target: int | None, *, on_progress: OnProgress, deadline: Deadline
+    cluster: ClusterServers, name: str, target: int | None, *, on_progress: OnProgress, deadline: Deadline
 ) -> int:
     """Moves a store, or a part of one; does nothing if it is there.
 
@@ -99,7 +99,7 @@ def move_store(
         ConnectError: A server does not answer; within seconds, whatever the deadline is. The store is where it was,
             unless the source was lost as it released the store: then it may be there.
     """
-    members, directory = servers.members, servers.directory
+    members, directory = cluster.members, cluster.directory
     target = directory.get_owner(name) if target is None else target
     check_integer("server", target, 0, maximum=len(members) - 1)
     whole = find_whole(name)
@@ -117,9 +117,9 @@ def move_store(
         try:
             with reach_within(MOVE_REACH_S), within(deadline):
                 if whole is None:
-                    _move_whole(servers, name, place.server, target, on_progress, deadline)
+                    _move_whole(cluster, name, place.server, target, on_progress, deadline)
                 else:
-                    _move_part(servers, whole, name, place.server, target, on_progress, deadline)
+                    _move_part(cluster, whole, name, place.server, target, on_progress, deadline)
             directory.forget(name)
             return target
         except (StoreNotFoundError, WrongStateError) as error:  # somebody else has moved it, or a server began anew
@@ -130,23 +130,23 @@ def move_store(
 
 
 def _move_whole(
-    servers: ClusterServers, name: str, source: int, target: int, on_progress: OnProgress, deadline: Deadline
+    cluster: ClusterServers, name: str, source: int, target: int, on_progress: OnProgress, deadline: Deadline
 ) -> None:
     if source == target:
-        servers.members.get(source).catalog.get_fingerprint(name, deadline)  # it exists
+        cluster.members.get(source).catalog.get_fingerprint(name, deadline)  # it exists
         return
-    move = _Copying(servers, name, source, target, on_progress, deadline).run()
-    owner = servers.directory.get_owner(name)
+    move = _Copying(cluster, name, source, target, on_progress, deadline).run()
+    owner = cluster.directory.get_owner(name)
     if owner not in (source, target):
         forward = PlacementRecord.make_forward(target, move)
         try:
-            request_step(servers.members.get(owner), name, place=forward.to_json(), deadline=deadline)
+            request_step(cluster.members.get(owner), name, place=forward.to_json(), deadline=deadline)
         except TransportError as error:  # its record leads to the source, and that one's to the target
-            servers.members.note_unreached(owner, error)
+            cluster.members.note_unreached(owner, error)
 
 
 def _move_part(
-    servers: ClusterServers,
+    cluster: ClusterServers,
     whole: str,
     name: str,
     source: int,
@@ -155,26 +155,26 @@ def _move_part(
     deadline: Deadline,
 ) -> None:
     """Moves a part, and has the record of the whole name its new server; also if only that is left to do."""
-    directory, shard = servers.directory, int(name.rpartition("#")[2])
+    directory, shard = cluster.directory, int(name.rpartition("#")[2])
     directory.forget(whole)
     record = directory.find(whole, deadline).placement
     if record is None or shard >= record.num_shards:
         raise StoreNotFoundError(name=name)
     if record.is_copy and record.owner is not None:
-        if not servers.members.is_lost(record.owner):
+        if not cluster.members.is_lost(record.owner):
             state = f"server {record.owner} has lost the record of {whole!r}"
             raise WrongStateError(state=state, event="moving a part; create the store again with exists_ok=True")
         reason = f"server {record.owner} has the record of {whole!r}, which a move changes, and does not answer"
-        raise ConnectError(address=servers.members.describe_address(record.owner), reason=reason)
+        raise ConnectError(address=cluster.members.describe_address(record.owner), reason=reason)
     places = _find_parts(directory, whole, record, deadline)
     if target in (*places[:shard], *places[shard + 1 :]):
         raise WrongStateError(state=f"server {target} has another part of {whole!r}", event=f"moving {name!r} there")
     if source != target:
         splits = name_splits(whole)
-        if shard == 0 and splits in servers.members.get(source):  # how draws are divided is kept where shard 0 is
-            _Copying(servers, splits, source, target, on_progress, deadline).run()
-        _Copying(servers, name, source, target, on_progress, deadline).run()
-    _mend_record(servers, whole, deadline)
+        if shard == 0 and splits in cluster.members.get(source):  # how draws are divided is kept where shard 0 is
+            _Copying(cluster, splits, source, target, on_progress, deadline).run()
+        _Copying(cluster, name, source, target, on_progress, deadline).run()
+    _mend_record(cluster, whole, deadline)
 
 
 def _find_parts(directory: Directory, whole: str, record: PlacementRecord, deadline: Deadline) -> tuple[int, ...]:
@@ -184,9 +184,9 @@ def _find_parts(directory: Directory, whole: str, record: PlacementRecord, deadl
     return tuple(known if place is None else place.server for place, known in zip(places, record.servers, strict=True))
 
 
-def _mend_record(servers: ClusterServers, whole: str, deadline: Deadline) -> None:
+def _mend_record(cluster: ClusterServers, whole: str, deadline: Deadline) -> None:
     """Makes the record of a shared store name the servers that have its parts."""
-    directory = servers.directory
+    directory = cluster.directory
     while True:
         directory.forget(whole)
         place = directory.find(whole, deadline)
@@ -200,8 +200,8 @@ def _mend_record(servers: ClusterServers, whole: str, deadline: Deadline) -> Non
         mended = replace(record, servers=found, revision=record.revision + 1)
         try:
             asked = {"place": mended.to_json(), "expected": record.to_json()}
-            request_step(servers.members.get(place.server), whole, deadline=deadline, **asked)
-            _mend_copies(servers.members, whole, record, mended)
+            request_step(cluster.members.get(place.server), whole, deadline=deadline, **asked)
+            _mend_copies(cluster.members, whole, record, mended)
         except WrongStateError:  # another part has moved at the same time
             if deadline.expired:
                 raise
@@ -216,7 +216,7 @@ def _mend_copies(members: Members, whole: str, before: PlacementRecord, after: P
     members.ask_all({**calls, **{server: partial(delete_copy, members, whole, server) for server in left}})
 
 
-def choose_refuge(servers: ClusterServers, name: str, drained: int) -> int:
+def choose_refuge(cluster: ClusterServers, name: str, drained: int) -> int:
     """Returns the server that gets a store of a server that is drained: the one that would have it if that did not
     exist, nor those that do not answer; for a part, one that has no other part.
 
@@ -226,15 +226,15 @@ def choose_refuge(servers: ClusterServers, name: str, drained: int) -> int:
     """
     whole, record = find_whole(name), None
     if whole is not None:
-        servers.directory.forget(whole)  # one of its parts may have moved
-        record = servers.directory.find(whole).placement
+        cluster.directory.forget(whole)  # one of its parts may have moved
+        record = cluster.directory.find(whole).placement
     taken = {drained, *(() if record is None else record.servers)}
     lost: ConnectError | None = None
-    for server in order_servers(name, len(servers.members)):
+    for server in order_servers(name, len(cluster.members)):
         if server in taken:
             continue
         try:
-            servers.members.check_answers(server, f"to which {name!r} would move")
+            cluster.members.check_answers(server, f"to which {name!r} would move")
             return server
         except ConnectError as error:
             lost = lost or error
@@ -252,7 +252,7 @@ def explain_left(failures: Mapping[str, TDServeError], drained: int) -> TDServeE
 
 @dataclass
 class _Copying:
-    servers: ClusterServers
+    cluster: ClusterServers
     name: str
     source: int
     target: int
@@ -266,9 +266,9 @@ class _Copying:
         """Moves the store; returns the id of the move."""
         at_source = partial(self._ask, self.source, f"from which {self.name!r} moves")
         at_target = partial(self._ask, self.target, f"to which {self.name!r} moves")
-        self.servers.members.check_answers(self.source, f"from which {self.name!r} moves")
-        self.servers.members.check_answers(self.target, f"to which {self.name!r} moves")
-        finish_cut_short(self.servers.members, self.name, (self.source, self.target))
+        self.cluster.members.check_answers(self.source, f"from which {self.name!r} moves")
+        self.cluster.members.check_answers(self.target, f"to which {self.name!r} moves")
+        finish_cut_short(self.cluster.members, self.name, (self.source, self.target))
         move = make_uid()
         target = partial(at_target, move=move, deadline=self.deadline)
         try:
@@ -314,7 +314,7 @@ class _Copying:
         try:
             return source(seal=True, deadline=Deadline.after(self.deadline.limit(SEAL_TIMEOUT_S)))
         except DeadlineExceededError:  # of writes, unless the server stands still
-            self.servers.members.check_answers(self.source, f"from which {self.name!r} moves")
+            self.cluster.members.check_answers(self.source, f"from which {self.name!r} moves")
             raise
 
     def _release(self, source: _Ask) -> None:
@@ -331,7 +331,7 @@ class _Copying:
         Raises:
             ConnectError: It was not reached; the error names it.
         """
-        members = self.servers.members
+        members = self.cluster.members
         try:
             return request_step(members.get(server), self.name, **step)
         except (ConnectError, PeerLostError) as error:

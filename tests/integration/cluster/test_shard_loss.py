@@ -109,7 +109,7 @@ def test_extend_when_its_shard_is_down_then_raises_or_waits_as_the_table_was_cre
     writer = writers[1][waiting.placement.servers.index(server)]
     with pytest.raises((ConnectError, DeadlineExceededError)):
         waiting.extend(rows(1, 50), writer=writer, timeout_s=0.3)
-    later = client.servers.later(lambda: waiting.extend(rows(1, 51), writer=writer, timeout_s=60.0))
+    later = client.cluster.later(lambda: waiting.extend(rows(1, 51), writer=writer, timeout_s=60.0))
     crashing[server].start()
     assert int(later.result(60.0)[0]) // waiting.part_capacity == waiting.placement.servers.index(server)
     assert 51 in waiting[:]["number"].tolist()
@@ -198,7 +198,7 @@ def test_store_when_it_has_moved_and_no_server_that_has_a_record_of_it_answers_t
     for server in (0, 1):
         crashing[server].kill()
     with ThreadPoolExecutor(1) as threads:
-        finding = threads.submit(client.servers.find_moved, refused.value, Deadline.after(60.0))
+        finding = threads.submit(client.cluster.find_moved, refused.value, Deadline.after(60.0))
         wait_for(lambda: 1 in client.members.lost, "a question to the server that is down")
         crashing[1].start()
         found = finding.result(60.0)
