@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tdserve.base.deadline import Deadline
@@ -218,7 +219,8 @@ class ClusterClient(ClusterMoves):
         servers = self._choose_servers(name, shards, options)
         if len(servers) == 1:
             return _create_replay(self, name, like, capacity, **options)
-        return self._create_table("replay", name, like, capacity, servers, options, shard_by, on_shard_loss)
+        create = partial(create_sharded_table, self.cluster, "replay", name, like, capacity, servers, options)
+        return self._create_table(name, partial(create, shard_by=shard_by, on_shard_loss=on_shard_loss))
 
     def create_queue(
         self,
@@ -240,7 +242,8 @@ class ClusterClient(ClusterMoves):
         servers = self._choose_servers(name, shards, options)
         if len(servers) == 1:
             return _create_queue(self, name, like, max_size, **options)
-        return self._create_table("queue", name, like, max_size, servers, options, shard_by, on_shard_loss)
+        create = partial(create_sharded_table, self.cluster, "queue", name, like, max_size, servers, options)
+        return self._create_table(name, partial(create, shard_by=shard_by, on_shard_loss=on_shard_loss))
 
     def _choose_servers(self, name: str, shards: Shards, options: dict[str, Any]) -> tuple[int, ...]:
         """Returns the servers of a new store; with ``"all"`` those of one that exists and may, since more servers may
@@ -252,12 +255,10 @@ class ClusterClient(ClusterMoves):
             return servers if known is None else known.servers
         return servers
 
-    def _create_table(
-        self, kind: Any, name: str, like: Any, capacity: int, servers: Any, options: Any, *more: Any
-    ) -> Any:
+    def _create_table(self, name: str, create: Callable[[], None]) -> Any:
         deadline = self.cluster.make_deadline(None)
         with within(deadline):
-            create_sharded_table(self.cluster, kind, name, like, capacity, servers, options, *more)
+            create()
         return self._open(name, deadline, is_awaited=True)
 
     def replay(self, name: str, *, timeout_s: float | None = None) -> Any:

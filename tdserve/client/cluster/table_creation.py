@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tdserve.base.errors import InvalidRequestError
@@ -28,22 +29,24 @@ def create_sharded_table(
     like: Any,
     capacity: int,
     servers: tuple[int, ...],
-    options: dict[str, Any],
+    options: Mapping[str, Any],
+    *,
     shard_by: Any,
     on_shard_loss: OnShardLoss,
 ) -> None:
     """Creates a replay or queue of several servers; see ``ClusterClient.create_replay``."""
+    left = dict(options)  # what concerns the whole table is taken out of it, and the parts get the rest
     is_queue = kind == "queue"
     capacity = check_integer("max_size" if is_queue else "capacity", capacity, len(servers))
-    exists_ok = bool(options.pop("exists_ok", False) | options.pop("existsok", False))
-    settings = _make_settings(capacity, options, is_queue=is_queue)
+    exists_ok = bool(left.pop("exists_ok", False) | left.pop("existsok", False))
+    settings = _make_settings(capacity, left, is_queue=is_queue)
     settings.check(capacity)
     key = () if shard_by is None else check_path(shard_by, argument="shard_by")
     if key and not _has_key(like, key):
         raise InvalidRequestError(argument="shard_by", reason=f"rows like this have no key {'.'.join(key)!r}")
     placement = PlacementRecord(kind, servers, settings.to_json(), capacity, on_shard_loss, key)
     settings.sampler.check(placement.part_capacity)
-    part_options = {**options, **_make_part_settings(settings, placement.num_shards), "exists_ok": True}
+    part_options = {**left, **_make_part_settings(settings, placement.num_shards), "exists_ok": True}
 
     def create_part(shard: int, client: Client) -> None:
         create = client.create_queue if is_queue else client.create_replay
