@@ -52,7 +52,7 @@ def create_record(client: Client, name: str, record: PlacementRecord, *, exists_
         StoreMovedError: It has a record that the store has moved.
     """
     empty = capture({}, store=name)
-    request = StoreOptions(exists_ok, None, None).request(name, empty.spec, control_pb2.STORE_KIND_PLACEMENT)
+    request = StoreOptions(exists_ok, None, None).make_message(name, empty.spec, control_pb2.STORE_KIND_PLACEMENT)
     request.settings = record.to_json()
     create_store(client, request, empty.spec)
 

@@ -50,6 +50,6 @@ def create_keyed(
     captured = to_structure_capture(
         capture(entry, store=check_store_name(name), allow_pickle=client.allow_pickle, takes_structure=True)
     )
-    request = StoreOptions(exists_ok, None, None).request(name, captured.spec, control_pb2.STORE_KIND_KEYED)
+    request = StoreOptions(exists_ok, None, None).make_message(name, captured.spec, control_pb2.STORE_KIND_KEYED)
     request.settings = settings.to_json()
     return create_store(client, request, captured.spec)[0]

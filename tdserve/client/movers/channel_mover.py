@@ -104,7 +104,7 @@ class ChannelMover(ClientMover):
         layout = read_layout(chosen)
         if not session.inline_bytes < sum(layout.message_nbytes) <= MAX_EXPECTED_BYTES:
             return None
-        asked = wanted.request(deadline)
+        asked = wanted.make_message(deadline)
         asked.message_nbytes.extend(layout.message_nbytes)
         pending = session.send(request, content_channel=session.content_channel, read=asked)
         posted = post_known_size(layout, session, pending, make_tag(request), self._receiver.pool, device=wanted.device)

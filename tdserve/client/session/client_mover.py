@@ -72,7 +72,7 @@ class WantedSelection:
     allow_pickle: bool | None
     known: KnownStore | None = None
 
-    def request(self, deadline: Deadline) -> control_pb2.ReadRequest:
+    def make_message(self, deadline: Deadline) -> control_pb2.ReadRequest:
         """Makes the request for it."""
         return control_pb2.ReadRequest(
             store=self.name,

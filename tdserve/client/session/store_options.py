@@ -27,7 +27,7 @@ class StoreOptions(NamedTuple):
     share_non_tensor: bool = False
     checksum: bool = False
 
-    def request(self, name: str, spec: Spec, kind: control_pb2.StoreKind) -> control_pb2.CreateStoreRequest:
+    def make_message(self, name: str, spec: Spec, kind: control_pb2.StoreKind) -> control_pb2.CreateStoreRequest:
         """Makes the request for a store. Raises InvalidRequestError for an invalid option."""
         return control_pb2.CreateStoreRequest(
             name=name,

@@ -51,7 +51,7 @@ def create_table(
     spec = declare_ragged(captured.spec, captured.values, ragged, store=name)
     for key in settings.sampler.trajectory_keys:
         spec.find(key, store=name)
-    request = options.request(name, spec, control_pb2.STORE_KIND_REPLAY)
+    request = options.make_message(name, spec, control_pb2.STORE_KIND_REPLAY)
     request.capacity, request.settings = capacity, settings.to_json()
     try:
         return create_store(client, request, spec)[0]

@@ -72,7 +72,7 @@ class NewStore:
         client, name = self._client, self._name
         blank = to_meta_capture(self._captured, store=name)
         captured = blank or self._captured
-        request = self._options.request(name, captured.spec, control_pb2.STORE_KIND_TENSORDICT)
+        request = self._options.make_message(name, captured.spec, control_pb2.STORE_KIND_TENSORDICT)
         if blank is not None:
             return self._make_blank(request, blank, deadline)
         request.exists_ok = False  # an existing store is written in another way
@@ -135,7 +135,7 @@ class NewZeros:
             blank = capture(make_zeros(like), store=name, like=row, allow_pickle=client.allow_pickle).values
             self._zeros = {path: blank[path] for path in unknown}
         self._spec = row.prepend(self._sizes) if self._sizes else row
-        self._request = options.request(check_store_name(name), self._spec, control_pb2.STORE_KIND_TENSORDICT)
+        self._request = options.make_message(check_store_name(name), self._spec, control_pb2.STORE_KIND_TENSORDICT)
 
     def make(self, deadline: Deadline) -> StoreHandle:
         """Creates the store, writes its non-tensor values and returns its handle; errors as of ``memmap_like``."""

@@ -88,7 +88,7 @@ class StoreFilling:
         client, name = self._client, self._name
         first = capture(rows, store=name, allow_pickle=client.allow_pickle)
         spec = first.spec.with_rows(self._num_rows)
-        request = self._options.request(name, spec, control_pb2.STORE_KIND_TENSORDICT)
+        request = self._options.make_message(name, spec, control_pb2.STORE_KIND_TENSORDICT)
         request.is_hidden = True
         creation_s = _MIN_CREATION_S + _CREATION_S_PER_GIB * spec.nbytes / 2**30
         deadline = client.deadline(max(client.catalog.timeout_s, creation_s))

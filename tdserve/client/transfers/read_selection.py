@@ -56,7 +56,7 @@ def _attempt(
         content = session.mover.read_known(wanted, spec, request, deadline)
         if content is not None:
             return content if wanted.known is None else replace(content, stored=spec)
-    pending = session.send(request, read=wanted.request(deadline))
+    pending = session.send(request, read=wanted.make_message(deadline))
     warn = partial(client.catalog.missing_names.warn, wanted.name) if wanted.spec is None else None
     answer = pending.wait(compute_answer_timeout_s(deadline), f"a read of {wanted.name!r}", on_slow=warn)
     if answer.HasField("done") and answer.done.nothing_newer:

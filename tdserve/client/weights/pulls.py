@@ -127,7 +127,7 @@ class Wanted:
             return ModuleDestination(self.into, store=self.name)
         return None if self.out is None else VersionDestination(self.out, store=self.name)
 
-    def request(self, spec: Spec | None, holds: int, deadline: Deadline) -> control_pb2.LatestRequest:
+    def make_message(self, spec: Spec | None, holds: int, deadline: Deadline) -> control_pb2.LatestRequest:
         """Makes the message of a client that has this structure and this version."""
         return control_pb2.LatestRequest(
             store=self.name,
@@ -193,13 +193,13 @@ def ask_newer(client: SessionClient, wanted: Wanted, deadline: Deadline) -> Call
         try:
             return _read_number(pending, wanted, deadline)
         finally:
-            session.forget(request)
+            session.end_request(request)
 
     return wait
 
 
 def _request_number(wanted: Wanted, deadline: Deadline) -> control_pb2.LatestRequest:
-    message = wanted.request(None, 0, deadline)
+    message = wanted.make_message(None, 0, deadline)
     message.without_content = True
     return message
 
@@ -264,7 +264,7 @@ class _Attempt:
         wanted = self._wanted
         spec = self._known.get(wanted.name)
         holds = 0 if self._ignores_held else self._held.find_last(wanted.name, has_place=wanted.has_place)
-        message = wanted.request(spec, holds, deadline)
+        message = wanted.make_message(spec, holds, deadline)
         message.relays = True
         message.failed.extend(failed)
         is_named = self._name_leaves(message, spec)
@@ -379,7 +379,7 @@ class _Attempt:
         asked = Wanted(self._wanted.name, version=version)
 
         def attempt(session: Session, request: int, deadline: Deadline) -> None:
-            message = asked.request(spec, 0, deadline)
+            message = asked.make_message(spec, 0, deadline)
             message.leaves, message.without_values = encode_numbers(numbers), True
             pending = session.send(request, latest=message)
             answer = pending.wait(compute_answer_timeout_s(deadline), f"leaves of {asked.name!r}")

@@ -17,7 +17,7 @@ SPEC = capture(TensorDict({"a": torch.zeros(2)}, [])).spec
 
 def test_request_when_made_then_has_every_option() -> None:
     options = StoreOptions(True, 1 << 20, "disk", share_non_tensor=True)
-    request = options.request("frames", SPEC, control_pb2.STORE_KIND_TENSORDICT)
+    request = options.make_message("frames", SPEC, control_pb2.STORE_KIND_TENSORDICT)
     assert (request.name, request.kind) == ("frames", control_pb2.STORE_KIND_TENSORDICT)
     assert codec.decode(request.spec) == SPEC
     assert (request.exists_ok, request.share_non_tensor) == (True, True)
@@ -25,11 +25,11 @@ def test_request_when_made_then_has_every_option() -> None:
 
 
 def test_request_when_nothing_is_given_then_the_server_chooses() -> None:
-    request = StoreOptions(False, None, None).request("frames", SPEC, control_pb2.STORE_KIND_REPLAY)
+    request = StoreOptions(False, None, None).make_message("frames", SPEC, control_pb2.STORE_KIND_REPLAY)
     assert (request.exists_ok, request.max_object_bytes, request.durability) == (False, 0, "")
 
 
 @pytest.mark.parametrize(("max_object_bytes", "durability"), [(-1, None), ("many", None), (None, "forever")])
 def test_request_when_an_option_is_wrong_then_refused(max_object_bytes: Any, durability: Any) -> None:
     with pytest.raises(InvalidRequestError):
-        StoreOptions(False, max_object_bytes, durability).request("x", SPEC, control_pb2.STORE_KIND_REPLAY)
+        StoreOptions(False, max_object_bytes, durability).make_message("x", SPEC, control_pb2.STORE_KIND_REPLAY)
