@@ -57,7 +57,7 @@ def mark_tensor(tensor: torch.Tensor, kind: TensorKind, requires_grad: bool) -> 
     return buffer
 
 
-def read_params(td: TensorDictParams, *, is_in_class: bool = False) -> Params:
+def read_params(td: TensorDictParams) -> Params:
     """Returns the state of a ``TensorDictParams``.
 
     Raises:
@@ -66,7 +66,7 @@ def read_params(td: TensorDictParams, *, is_in_class: bool = False) -> Params:
     if has_hooks(td):
         reason = "hooks are code, which cannot be sent; send its content, .to_tensordict()"
         raise NotSupportedError(feature="a TensorDictParams with hooks", reason=reason)
-    return Params(td.no_convert, locks_content(td), bool(params_content(td).is_locked), not td.training, is_in_class)
+    return Params(td.no_convert, locks_content(td), bool(params_content(td).is_locked), not td.training)
 
 
 def make_params(content: Any, params: Params) -> TensorDictParams:

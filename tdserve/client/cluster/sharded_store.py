@@ -235,21 +235,15 @@ class ShardedStore:
         ]
 
     def ask_parts(
-        self,
-        shards: Iterable[int],
-        call: Callable[[int, Any], _Result],
-        *,
-        reach_s: float = REACH_S,
-        deadline: Deadline | None = None,
-        skips_lost: bool = True,
+        self, shards: Iterable[int], call: Callable[[int, Any], _Result], *, deadline: Deadline | None = None
     ) -> dict[int, _Result]:
-        """Calls each of some parts at the same time; leaves out those whose servers do not answer.
+        """Calls each of some parts at the same time; leaves out those whose servers do not answer. Servers that did not
+        answer lately are left out at once, if others do.
 
         Args:
             call: Gets the shard and its handle.
             deadline: Of the whole call, and of the wait for a first answer if all parts are asked; None: no wait, and
                 that of the call of which this thread makes a step, or the client's default.
-            skips_lost: Whether servers that did not answer lately are left out at once, if others do.
 
         Returns:
             The results by shard.
@@ -263,8 +257,8 @@ class ShardedStore:
         until = deadline if len(wanted) == self.num_shards else None
         deadline = deadline or self.make_deadline(None)
         while True:
-            live = [shard for shard in self.list_live() if shard in wanted] if skips_lost else []
-            found, failures = self._ask_some(live or wanted, call, reach_s, deadline)
+            live = [shard for shard in self.list_live() if shard in wanted]
+            found, failures = self._ask_some(live or wanted, call, REACH_S, deadline)
             if found or not failures:
                 self.note_left_out()
                 return found
