@@ -42,7 +42,7 @@ def check(path: str, *, repairs: bool, as_json: bool) -> int:
     if as_json:
         print_json(_describe(report))
     else:
-        _print(path, report, repairs=repairs)
+        _print(report, repairs=repairs)
     return DAMAGED if report.num_damaged else 0
 
 
@@ -127,7 +127,7 @@ def _describe(report: RootReport) -> dict[str, object]:
     }
 
 
-def _print(path: str, report: RootReport, *, repairs: bool) -> None:
+def _print(report: RootReport, *, repairs: bool) -> None:
     for finding in report.findings:
         kind = "damage" if finding.is_damage else "leftover"
         click.echo(escape_unprintable(f"{'repaired' if finding.repaired else kind}: {finding.describe()}"))

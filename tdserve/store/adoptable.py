@@ -185,7 +185,7 @@ class _FolderReader:
             if "type" in described:
                 entries.append((key, self._read_child(fd, where, names, below, batch_size)))
             else:
-                entries.append((key, self._read_tensor(fd, described, where, names, below, batch_size)))
+                entries.append((key, self._read_tensor(fd, described, where, names, below)))
         device = "cpu" if meta.get("device") == "cpu" else None
         return Node(batch_size, _read_dim_names(meta, len(batch_size)), device, None, tuple(entries))
 
@@ -218,13 +218,7 @@ class _FolderReader:
         return node._replace(tensorclass=tensorclass, entries=(*node.entries, *fields))
 
     def _read_tensor(
-        self,
-        fd: int,
-        described: dict[str, Any],
-        where: FilePath,
-        names: FileName,
-        path: Path,
-        batch_size: tuple[int, ...],
+        self, fd: int, described: dict[str, Any], where: FilePath, names: FileName, path: Path
     ) -> TensorLeaf:
         dtype = str(described.get("dtype")).removeprefix("torch.")
         if described.get("is_nested"):

@@ -39,9 +39,7 @@ def declare_ragged(spec: Spec, values: Mapping[Path, Any], ragged: Declared, *, 
         KeyNotFoundError: A key does not exist.
         InvalidRequestError: A key names a value, or a dimension that the tensor does not have.
     """
-    changed: dict[Path, Entry] = {
-        path: _make_nested_leaf(leaf, values[path]) for path, leaf in _find_nested_rows(spec, values)
-    }
+    changed: dict[Path, Entry] = {path: _make_nested_leaf(values[path]) for path in _find_nested_rows(spec, values)}
     for path, dims in _list_paths(ragged).items():
         entry = changed.get(path) or spec.find(path, store=store)
         if isinstance(entry, Node):
@@ -153,7 +151,7 @@ def _differs_in_size(old: TensorLeaf, new: TensorLeaf) -> bool:
 
 def list_declared_paths(spec: Spec, values: Mapping[Path, Any], ragged: Declared) -> set[Path]:
     """Returns the entries of a row that a user declared ragged; arguments as of ``declare_ragged``."""
-    return {*_list_paths(ragged), *(path for path, _ in _find_nested_rows(spec, values))}
+    return {*_list_paths(ragged), *_find_nested_rows(spec, values)}
 
 
 def make_zeros(td: Any) -> Any:
@@ -278,15 +276,15 @@ def _pack_node(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_s
     return Node(around, names, node.device, node.tensorclass, entries, stack_dim=stack_dim, inner=inner)
 
 
-def _find_nested_rows(spec: Spec, values: Mapping[Path, Any]) -> list[tuple[Path, ValueLeaf]]:
+def _find_nested_rows(spec: Spec, values: Mapping[Path, Any]) -> list[Path]:
     return [
-        (path, leaf)
+        path
         for path, leaf in spec.values
         if not leaf.batch_size and getattr(values.get(path), "is_nested", False) and values[path].size(0) == 1
     ]
 
 
-def _make_nested_leaf(leaf: ValueLeaf, tensor: Any) -> ValueLeaf:
+def _make_nested_leaf(tensor: Any) -> ValueLeaf:
     row, _ = make_nested_leaf(tensor, (1,))
     return row._replace(batch_size=(), per_row=False)
 

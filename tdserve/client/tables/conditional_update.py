@@ -61,7 +61,7 @@ def write_same(
     compared = generations if is_unchanged else to_names(generations)
     is_same = generations >= 0
     while is_same.any():
-        left = _find_last(rows, compared, is_same)
+        left = _find_last(rows, is_same)
         expected = generations[left].astype("<i8" if is_unchanged else "<u4").tobytes()
         try:
             overwrite(
@@ -94,7 +94,7 @@ def find_generations(read: Callable[[Rows], NDArray[np.int64]], rows: Rows) -> N
     return np.concatenate([find_generations(read, rows[:half]), find_generations(read, rows[half:])])
 
 
-def _find_last(rows: Rows, compared: NDArray[np.int64], is_same: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _find_last(rows: Rows, is_same: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Returns the positions of the rows to write, each row once."""
     positions = np.flatnonzero(is_same)
     _, last = np.unique(rows[positions][::-1], return_index=True)

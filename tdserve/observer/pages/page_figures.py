@@ -65,7 +65,7 @@ def describe_store(store: control_pb2.StoreFigures, rates: ShownRates, now_s: fl
     }
 
 
-def explain_store(store: control_pb2.StoreFigures, described: StoreDescription) -> dict[str, Any]:
+def explain_store(described: StoreDescription) -> dict[str, Any]:
     """Returns what a store's own page shows beside its figures."""
     settings: Any = json.loads(described.settings) if described.settings else {}
     rules = {name: rule for name, rule in settings.items() if isinstance(rule, dict)}

@@ -159,7 +159,7 @@ class Pages:
             title=escape_unprintable(name),
             store=describe_store(found[0], self._rates, now_s),
             figures=found[0],
-            facts=explain_store(found[0], described),
+            facts=explain_store(described),
             has_rows=viewer.previews is not None,
         )
 
