@@ -313,18 +313,15 @@ class TDServeStorage(Storage):
         """Returns whether a row number is live; of a tensor of numbers a tensor of answers. Negative ones count from
         the length.
         """
-        if isinstance(item, torch.Tensor):
-            return torch.tensor([self.contains(number) for number in item.reshape(-1).tolist()]).reshape(item.shape)
-        table, number = self.table, int(item)
-        num_rows = len(self)  # asks for the counts
-        number += num_rows if number < 0 else 0
-        if table is None or number < 0 or num_rows == min(table.counts().inserts, self.max_size):
-            return 0 <= number < num_rows  # no row was deleted
-        try:
-            table[number]
-        except SelectionError:
-            return False
-        return True
+        is_one = not isinstance(item, torch.Tensor)
+        numbers = torch.tensor(int(item)) if is_one else item.cpu().long()
+        table, num_rows = self.table, len(self)  # asks for the counts
+        numbers = torch.where(numbers < 0, numbers + num_rows, numbers)
+        if table is None or num_rows == min(table.counts().inserts, self.max_size):  # no row was deleted
+            found = (numbers >= 0) & (numbers < num_rows)
+        else:
+            found = self.find_generations(numbers) != NOT_LIVE
+        return bool(found) if is_one else found
 
     def clear(self, *, resets_counts: bool) -> None:
         """Deletes all rows.

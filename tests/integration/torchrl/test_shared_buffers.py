@@ -132,6 +132,25 @@ def check_slice(rows: Any) -> set[int]:
     return {int(number) for number in rows["obs"]}
 
 
+def test_storage_when_asked_which_of_many_rows_it_contains_then_asks_the_server_as_often_as_for_one(
+    client: tdserve.Client, name: str
+) -> None:
+    storage = TDServeStorage(60, address=client, name=name)
+    storage.extend(make_rows(*range(50)))
+    asked, before = torch.arange(-60, 60), client.requests.newest
+    assert torch.equal(storage.contains(asked), (asked >= -50) & (asked < 50))
+    assert client.requests.newest - before <= 2
+
+
+def test_storage_when_rows_have_left_then_contains_the_others(client: tdserve.Client, name: str) -> None:
+    storage = TDServeStorage(10, address=client, name=name)
+    storage.extend(make_rows(*range(8)))
+    client.replay(name).delete([1, 4])
+    live = [[True, False, True], [False, True, False]]
+    assert storage.contains(torch.tensor([[0, 1, 2], [4, 7, 8]])).tolist() == live
+    assert [number in storage for number in (0, 4, -1, -2, -7, 10)] == [True, False, True, False, False, False]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LOCAL_SLICES)
 @pytest.mark.parametrize("num_rows", [28, 58])
