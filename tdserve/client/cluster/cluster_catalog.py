@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from tdserve.base.errors import StoreMovedError, StoreNotFoundError, TDServeError
@@ -85,7 +84,7 @@ class ClusterCatalog:
         """
         found: dict[str, list[int]] = {}
         parts: dict[str, list[int]] = {}
-        for server, names in self._ask(range(self.num_servers), CatalogClient.stores).items():
+        for server, names in self._ask_all(CatalogClient.stores).items():
             for name in names:
                 whole = find_whole(name)
                 (found if whole is None else parts).setdefault(whole or name, []).append(server)
@@ -104,7 +103,7 @@ class ClusterCatalog:
         """
         found = {
             server: each
-            for server, each in self._ask(range(self.num_servers), partial(_find_here, name=name)).items()
+            for server, each in self._ask_all(lambda client: _find_unmoved(client, name)).items()
             if each is not None
         }
         if not found:
@@ -117,7 +116,7 @@ class ClusterCatalog:
             return LocatedStore(described, (server,))
         record = PlacementRecord.from_json(described.settings)
         shards = {at: shard for shard, at in enumerate(record.servers)}
-        parts = self._ask(shards, lambda client: None, each=lambda at: partial(_find_part, name=name, shard=shards[at]))
+        parts = self._ask(shards, lambda at, client: _find_unmoved(client, name_part(name, shards[at])))
         answered = {shards[at]: part for at, part in parts.items() if part is not None}
         if not answered:
             raise next(iter(self.lost.values()), StoreNotFoundError(name=name))
@@ -141,25 +140,22 @@ class ClusterCatalog:
 
     def stats(self) -> dict[str, Any]:
         """Returns the figures of the servers; see ``ClusterClient.stats``."""
-        found = self._ask(range(self.num_servers), CatalogClient.stats)
+        found = self._ask_all(CatalogClient.stats)
         return add_up_stats(self.address, found, self.lost)
 
     def describe_lost(self) -> list[str]:
         """Returns a line for each server that did not answer."""
         return [f"server {server} does not answer: {error}" for server, error in sorted(self.lost.items())]
 
-    def _ask(
-        self,
-        servers: Iterable[int],
-        call: Callable[[CatalogClient], _Result],
-        *,
-        each: Callable[[int], Callable[[CatalogClient], _Result]] | None = None,
-    ) -> dict[int, _Result]:
+    def _ask_all(self, call: Callable[[CatalogClient], _Result]) -> dict[int, _Result]:
+        """Asks all servers as ``_ask`` does."""
+        return self._ask(range(self.num_servers), lambda _, client: call(client))
+
+    def _ask(self, servers: Iterable[int], call: Callable[[int, CatalogClient], _Result]) -> dict[int, _Result]:
         """Asks servers at the same time; those that do not answer are noted as lost, and not asked again.
 
         Args:
-            call: Asks any of them.
-            each: Returns what asks one of them instead.
+            call: Asks one of them; gets its number and its client.
 
         Raises:
             TDServeError: None of all servers answers, or another error of one.
@@ -168,7 +164,7 @@ class ClusterCatalog:
         def ask(server: int) -> _Result | TDServeError:
             try:
                 with reach_within(REACH_S):
-                    return (call if each is None else each(server))(self._clients[server])
+                    return call(server, self._clients[server])
             except TDServeError as error:
                 if error.code not in _LOST:
                     raise
@@ -188,19 +184,14 @@ class ClusterCatalog:
     def _find_names_around(self, name: str, num_names: int, timeout_s: float) -> Sequence[str]:
         names: set[str] = set()
         with suppress(TDServeError):
-            for found in self._ask(
-                range(self.num_servers), lambda client: client.find_names_around(name, num_names, timeout_s)
-            ).values():
+            for found in self._ask_all(lambda client: client.find_names_around(name, num_names, timeout_s)).values():
                 names.update(find_whole(each) or each for each in found)
         return sorted(names)
 
 
-def _find_here(client: CatalogClient, name: str) -> StoreDescription | None:
+def _find_unmoved(client: CatalogClient, name: str) -> StoreDescription | None:
+    """Describes a store of a server; None if there is none, or it has moved: the other server has it."""
     try:
         return client.find(name)
     except StoreMovedError:
-        return None  # the server to which it has moved has it
-
-
-def _find_part(client: CatalogClient, name: str, shard: int) -> StoreDescription | None:
-    return _find_here(client, name_part(name, shard))
+        return None
