@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tdserve.cli.head import iter_columns, nest_leaves
+from tdserve.cli.first_rows import iter_columns, nest_leaves
 from tdserve.cli.render import format_cell, format_key
 
 

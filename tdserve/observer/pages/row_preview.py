@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import TDServeError, TooLargeError
 from tdserve.cli.chats import find_messages
-from tdserve.cli.head import Column, compute_row_nbytes, read_first_columns
+from tdserve.cli.first_rows import Column, compute_row_nbytes, read_first_columns
 from tdserve.cli.pictures import encode_png, find_pixels, to_array
 from tdserve.cli.render import escape_long, escape_unprintable, format_cell, format_key
 

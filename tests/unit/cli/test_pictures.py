@@ -14,7 +14,8 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.cli.head import iter_columns, write_images
+from tdserve.cli.first_rows import iter_columns
+from tdserve.cli.head import write_images
 from tdserve.cli.pictures import encode_png, find_pixels
 
 

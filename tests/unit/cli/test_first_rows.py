@@ -1,4 +1,4 @@
-"""tdserve/cli/head.py: content of any tensordict as columns."""
+"""tdserve/cli/first_rows.py: content of any tensordict as columns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, tensorclass
 
-from tdserve.cli.head import iter_columns, nest_leaves
+from tdserve.cli.first_rows import iter_columns, nest_leaves
 from tdserve.cli.render import to_jsonable
 from tests.ragged import CASES
 
