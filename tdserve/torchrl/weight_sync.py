@@ -167,7 +167,6 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
 
     def _begin(self) -> None:
         """Sets what belongs to one process."""
-        _inherited.append(getattr(self, "_own_transport", None))
         self._is_shut_down = False
         self._own_transport: TDServeTransport | None = None
         self._transport_pid = 0
@@ -411,7 +410,8 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
         if self._is_shut_down:
             raise ClosedError(what="the weight sync scheme")
         if self._own_transport is None or self._transport_pid != os.getpid():  # a fork has no threads
-            _inherited.append(self._own_transport)
+            if self._own_transport is not None:
+                _inherited.append(self._own_transport)
             self._own_transport, self._transport_pid = self.create_transport(), os.getpid()
         return self._own_transport
 

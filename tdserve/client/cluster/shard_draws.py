@@ -148,8 +148,7 @@ class ShardDraws:
                 weigh_parts(more, scales, self._table.settings.sampler)
                 drawn += more
                 got = sum(len(part.rows.tensors["index",]) for part in more)
-                exact = getattr(self._table.settings.sampler, "is_exact", True)
-                num_missing = num_missing - got if exact else 0
+                num_missing = num_missing - got if self._table.settings.sampler.is_exact else 0
                 if 0 < query.min_rows <= num_rows - num_missing:
                     break
             return drawn
