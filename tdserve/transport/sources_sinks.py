@@ -128,7 +128,7 @@ class LeafBuffers:
     Args:
         tensors: One per leaf (and, for a sink, per trailing column) of the layout, contiguous, on CPU, of the slot's
             dtype and shape.
-        trailing: As in ``IndexedSource``; for a source only.
+        trailing: The layout's trailing columns; for a source only.
         contents: The bytes of the first tensors, if they are already known, or made when they are needed.
         targets: Those of the first tensors as memory views, if they already exist; for a sink only.
     """

@@ -47,8 +47,8 @@ MAX_POP_TRIES = 1000
 class KeyedHandle(EntryMapping, ByAddress):
     """A keyed store on the server: string keys to tensordicts, tensors or values. It has the calls of a dict.
 
-    Every call reads or changes its keys as of one moment: all of them, or none. The handle is by name: after the store
-    was deleted, it means the next one of its name and structure.
+    Every call reads or changes its keys as of one moment: all of them, or none. If the store is deleted and created
+    again with the same structure, the handle refers to the new one.
 
     Threads: safe. Processes: safe, whether the handle is pickled (by address) or forked.
 

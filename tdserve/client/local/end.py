@@ -25,7 +25,7 @@ from tdserve.base.errors import (
 from tdserve.base.machine import explain_not_shared, read_pid_namespace
 from tdserve.base.timed_queue import TimedQueue
 from tdserve.client.local.overwrites import Overwrites
-from tdserve.client.local.root_files import FileAccess, RootFiles, StoreFolder, find_files
+from tdserve.client.local.root_files import FileAccess, RootFiles, StoreFolder, find_files, make_deleted_error
 from tdserve.control.local import ATTACH_TIMEOUT_S, SocketEnd
 from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import MappedStore, OpenStores
@@ -194,7 +194,7 @@ class LocalEnd:
             is_here = is_of(generations, uid=uid) and not is_marked_deleted(generations)
             if isinstance(error, CorruptDataError) and is_here:
                 raise
-            raise _make_deleted_error(name) from error
+            raise make_deleted_error(name) from error
 
     @contextmanager
     def locate(self, path: str, uid: str) -> Iterator[FilePath]:
@@ -222,7 +222,7 @@ class LocalEnd:
         try:
             return self.files.open_folder(name, uid=uid)
         except CorruptDataError as error:
-            raise _make_deleted_error(name) from error
+            raise make_deleted_error(name) from error
         except NotSupportedError as error:
             self._access.why_not_lent = str(error)
             raise PeerLostError(peer="the server's lender of folders", reason=str(error)) from error
@@ -330,7 +330,7 @@ class LocalEnd:
     ) -> None:
         is_in = False
 
-        def on_first(message: control_pb2.ServerMessage) -> None:
+        def receive(message: control_pb2.ServerMessage) -> None:
             nonlocal is_in
             if message.HasField("welcome"):
                 is_in = True
@@ -356,7 +356,7 @@ class LocalEnd:
                 on_lost()
             self._stores.close()
 
-        self._socket = SocketEnd(self.files.connect(), on_message=on_first, on_end=on_end)
+        self._socket = SocketEnd(self.files.connect(), on_message=receive, on_end=on_end)
         attach = control_pb2.Attach(
             session=welcome.session,
             key=welcome.local.key,
@@ -379,10 +379,6 @@ class LocalEnd:
             self._lock.release()
         if self._socket is not None:
             self._socket.drop()
-
-
-def _make_deleted_error(name: str) -> TransferAbortedError:
-    return TransferAbortedError(transfer=0, reason=f"store {name!r} was deleted meanwhile")
 
 
 _ends: weakref.WeakSet[LocalEnd] = weakref.WeakSet()

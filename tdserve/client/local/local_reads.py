@@ -13,6 +13,7 @@ import torch
 from tdserve.base.errors import CorruptDataError, StoreNotFoundError, TransferAbortedError
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.received import Received, make_views
+from tdserve.client.local.root_files import make_deleted_error
 from tdserve.client.local.sharing import MIN_SHARED_BYTES, count_threads, share
 from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.read_plans import ReadPlan, plan_selection
@@ -86,11 +87,11 @@ def copy_rows(
         except (StoreNotFoundError, CorruptDataError) as error:
             if isinstance(error, CorruptDataError) and not store.generations.is_deleted:
                 raise
-            raise _make_deleted_error(store) from error
+            raise make_deleted_error(store.name) from error
     source = make_rows_source(store, layout, found, added)
     columns = _read_columns(source, layout, pool)
     if store.generations.is_deleted:
-        raise _make_deleted_error(store)
+        raise make_deleted_error(store.name)
     return Copied(Received(layout, columns), block)
 
 
@@ -114,10 +115,6 @@ def _fill_buffer(source: Source, layout: Layout, pool: BufferPool) -> torch.Tens
     for message in layout.messages:
         source.fill(message, buffer[message.offset : message.offset + message.nbytes])
     return buffer
-
-
-def _make_deleted_error(store: MappedStore) -> TransferAbortedError:
-    return TransferAbortedError(transfer=0, reason=f"store {store.name!r} was deleted meanwhile")
 
 
 @dataclass(frozen=True)

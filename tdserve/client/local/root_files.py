@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Protocol
 
-from tdserve.base.errors import ConnectError, TDServeError
+from tdserve.base.errors import ConnectError, TDServeError, TransferAbortedError
 from tdserve.control.lending import borrow
 from tdserve.control.local import connect
 from tdserve.store.root import STORES
@@ -180,3 +180,8 @@ def _check_same(folder: FilePath, offered: control_pb2.LocalRoot) -> None:
         raise ConnectError(address=str(folder), reason=reason) from error
     if nonce != offered.nonce or (found.st_dev, found.st_ino) != (offered.device, offered.inode):
         raise ConnectError(address=str(folder), reason="the folder there is not the server's root, but another one")
+
+
+def make_deleted_error(name: str) -> TransferAbortedError:
+    """Returns the error of a call whose store is not there any more, although the server has named it."""
+    return TransferAbortedError(transfer=0, reason=f"store {name!r} was deleted meanwhile")

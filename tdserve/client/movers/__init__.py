@@ -1,1 +1,1 @@
-"""The two movers at the client's end of a session: over the network, and in the server's files."""
+"""The movers at the client's end of a session: over a channel, in the server's files, or both as access allows."""

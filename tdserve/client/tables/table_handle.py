@@ -58,7 +58,8 @@ from tdserve.v1 import content_pb2, control_pb2
 
 @leave_modes_in_calls
 class TableHandle(FollowedTable):
-    """A table of rows on the server, by name: after it was deleted, the handle means the next one for the same rows.
+    """A table of rows on the server, by name. If the table is deleted and created again for the same rows, the handle
+    refers to the new one.
 
     Threads: safe. Processes: safe, whether the handle is pickled (by address) or forked.
 
