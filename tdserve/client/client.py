@@ -449,7 +449,7 @@ class Client(TensorDictClient):
             CapacityError: The server's disk is full. The previous version stays the newest.
         """
         check_store_name(name)
-        deadline = self.deadline(timeout_s)
+        deadline = self.make_deadline(timeout_s)
         return self.perform_in_turn(
             name,
             lambda: publish(
@@ -499,7 +499,7 @@ class Client(TensorDictClient):
         wanted = make_wanted(
             name, newer_than, out=out, into=into, select=select, device=device, copy=copy, dtype=dtype, numpy=numpy
         )
-        return self._pulls.pull(self, wanted, self.deadline(timeout_s))
+        return self._pulls.pull(self, wanted, self.make_deadline(timeout_s))
 
     def wait_newer(self, name: str, *, newer_than: int | None = None, timeout_s: float | None = None) -> int | None:
         """Waits for a new version of some weights without getting it, and returns its number.
@@ -515,7 +515,7 @@ class Client(TensorDictClient):
             StoreNotFoundError: There is none of this name, with ``timeout_s=0`` and without ``newer_than``.
             WrongStateError: The store of this name is not one of weights.
         """
-        return wait_newer(self, Wanted(name, newer_than=newer_than), self.deadline(timeout_s))
+        return wait_newer(self, Wanted(name, newer_than=newer_than), self.make_deadline(timeout_s))
 
     def version(
         self,
@@ -540,7 +540,7 @@ class Client(TensorDictClient):
         wanted = make_wanted(
             name, version=v, out=out, into=into, select=select, device=device, copy=copy, dtype=dtype, numpy=numpy
         )
-        found = self._pulls.pull(self, wanted, self.deadline(timeout_s))
+        found = self._pulls.pull(self, wanted, self.make_deadline(timeout_s))
         if found is None:
             reason = f"{name!r} has no version {v} any more; versions() lists those that are kept"
             raise VersionNotFoundError(argument="version", reason=reason)
@@ -593,7 +593,7 @@ class Client(TensorDictClient):
         def pull(newer_than: int | None, step: Deadline, _: Deadline) -> Weights | None:
             return self._pulls.pull(self, replace(wanted, newer_than=newer_than), step)
 
-        return Subscription(name, pull, partial(self.deadline, timeout_s), newer_than=newer_than)
+        return Subscription(name, pull, partial(self.make_deadline, timeout_s), newer_than=newer_than)
 
     # ------------------------------------------------------------ groups
 

@@ -63,7 +63,7 @@ def connect(
         tls=tls,
     )
     try:
-        client.call(lambda *_: None, client.deadline(None))  # again, if the server is restarting
+        client.call(lambda *_: None, client.make_deadline(None))  # again, if the server is restarting
     except BaseException:
         client.close()
         raise

@@ -78,7 +78,7 @@ def go_elsewhere(say: Say, address: str, uid: int, token: str) -> None:
     _become(uid, address, token)
     with tdserve.connect(address, transport="shm", token=token, timeout_s=TIMEOUT_S) as client:
         say("read", *sorted(set(numbers_in(client.replay("r")[:]))))
-        local = client.session(client.deadline(None)).local
+        local = client.session(client.make_deadline(None)).local
         assert local is not None
         assert isinstance(local.files, LentFiles)
         lent = local.files.open_folder("r")

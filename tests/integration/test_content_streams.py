@@ -54,7 +54,7 @@ def read_resident(pid: int) -> int:
 def test_stream_when_its_session_or_secret_is_another_then_refused(
     connection: ControlConnection, client: Client
 ) -> None:
-    number = client.session(client.deadline(None)).welcome.session
+    number = client.session(client.make_deadline(None)).welcome.session
     for session in (number, 1):
         stream = connection.open_content(session, 0, SECRET)
         with pytest.raises(PeerLostError, match="has ended, or its secret is another"):
@@ -67,7 +67,7 @@ def test_stream_when_the_channel_has_one_then_refused_and_the_first_goes_on(
 ) -> None:
     content = TensorDict({"a": torch.arange(100_000)}, [])
     client.init_remote(content, "content")
-    welcome = client.session(client.deadline(None)).welcome
+    welcome = client.session(client.make_deadline(None)).welcome
     stream = connection.open_content(welcome.session, 0, welcome.secret)
     with pytest.raises(PeerLostError, match=r"channel 0 .* is gone"):
         stream.read_into(memoryview(bytearray(1)))
@@ -81,7 +81,7 @@ def test_stream_when_the_channel_has_one_then_refused_and_the_first_goes_on(
 def test_stream_when_it_floods_then_ends_and_no_process_grows(
     server: tdserve.Server, connection: ControlConnection, client: Client, is_greeted: bool
 ) -> None:
-    welcome = client.session(client.deadline(None)).welcome
+    welcome = client.session(client.make_deadline(None)).welcome
     processes = [server.pid, *workers_of(server.pid)]
     before = [read_resident(pid) for pid in processes]
     stream = connection.open_content(welcome.session, 0, welcome.secret)
@@ -111,7 +111,7 @@ def test_client_when_it_reads_nothing_then_no_process_grows_and_others_go_on(
     content = TensorDict({"a": torch.zeros(256 << 20, dtype=torch.uint8)}, [])
     client.init_remote(content, "large")
     greedy = server.client(transport="grpc", timeout_s=60.0)
-    welcome = greedy.session(greedy.deadline(None)).welcome
+    welcome = greedy.session(greedy.make_deadline(None)).welcome
     raw = ControlConnection(server.address)
     stream = raw.open_content(welcome.session, 0, welcome.secret)
     control, before = server.pid, read_resident(server.pid)

@@ -122,14 +122,14 @@ def test_publish_when_the_extra_state_changes_its_shape_then_the_session_stays(
     source = nn.Sequential(nn.Linear(2, 2), Scaled(torch.zeros(1)), *layers)
     with tdserve.connect(client.address, transport=transport) as writer:
         writer.publish(name, source)
-        session = writer.session(writer.deadline(None))
+        session = writer.session(writer.make_deadline(None))
         for number in range(2, 5):
             source.get_submodule("1").set_extra_state(torch.full((number,), float(number)))
             writer.publish(name, source)
             found = client.latest(name)
             assert found is not None
             assert found.data["1", "_extra_state"].tolist() == [float(number)] * number
-        assert writer.session(writer.deadline(None)) is session
+        assert writer.session(writer.make_deadline(None)) is session
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_settings_when_they_are_long_then_refused(client: tdserve.Client, name: 
         spec=codec.encode(capture(ROW).spec),
         settings='{"policy": "' + "x" * 8_000_000 + '"}',
     )
-    session = client.session(client.deadline(None))
+    session = client.session(client.make_deadline(None))
     with pytest.raises(tdserve.InvalidRequestError, match="settings"):
         session.send(client.requests.begin_change(), create_store=request).wait(30.0, "the creation of a table")
     assert name not in client

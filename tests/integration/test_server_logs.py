@@ -50,7 +50,7 @@ def test_error_when_a_caller_is_at_fault_then_its_id_is_in_the_log_without_a_tra
             with pytest.raises(tdserve.SelectionError) as failed:
                 table.delete([7])
             with pytest.raises(tdserve.StoreNotFoundError) as missing:
-                client.catalog.describe_existing("nothing", client.deadline(5.0))
+                client.catalog.describe_existing("nothing", client.make_deadline(5.0))
         session, calling = failed.value.request_id, missing.value.request_id
         assert re.fullmatch(r"\d+-\d+", session)
         assert calling

@@ -248,7 +248,8 @@ def test_read_when_the_worker_could_answer_it_then_it_passes_a_hidden_store_on_a
         operator["hidden-td"][:2]
         operator.replay("hidden-ring").sample(2)
     fingerprints = {
-        name: operator.catalog.get_fingerprint(name, operator.deadline(None)) for name in ("hidden-td", "hidden-ring")
+        name: operator.catalog.get_fingerprint(name, operator.make_deadline(None))
+        for name in ("hidden-td", "hidden-ring")
     }
     asks: list[Callable[[], dict[str, Any]]] = [
         lambda: {"read": control_pb2.ReadRequest(store="hidden-td", fingerprint=fingerprints["hidden-td"])},

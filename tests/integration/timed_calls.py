@@ -28,7 +28,7 @@ Calls = dict[str, Callable[[], object]]
 _NUMBERS = itertools.count()
 
 NOT_TRIED = {
-    "Client.deadline": "makes a deadline",
+    "Client.make_deadline": "makes a deadline",
     "Client.group": "waits for other members; tried without any",
     "Client.memmap_refresh_": "as load_memmap_, for what memmap_ has returned",
     "ReplayHandle.extend_captured": "what extend calls",

@@ -247,7 +247,7 @@ class Group:
             ClosedError: The group was closed.
             ForkedClientError: This is a forked child of the process that it belongs to.
         """
-        deadline = self._client.deadline(timeout_s)
+        deadline = self._client.make_deadline(timeout_s)
         self._epoch.check_owner()
         if world_size is not None:
             world_size = check_integer("world_size", world_size, 1)
@@ -314,7 +314,7 @@ class Group:
         self, call: group_pb2.GroupCall, make: Callable[[], _Part], timeout_s: float | None, **ranks: int
     ) -> Iterator[tuple[CallChannel, GroupMover, _Part, Agreed]]:
         """Makes a call of all members: agrees, and lets the block move the content."""
-        deadline, epoch = self._client.deadline(timeout_s), self._epoch
+        deadline, epoch = self._client.make_deadline(timeout_s), self._epoch
         epoch.check()
         part, own = self._make_part(make, ranks)
         is_chosen = epoch.rank == (call.root if call.kind in ROOTED else 0)
@@ -335,7 +335,7 @@ class Group:
         raise agreed.failure or LocalProtocolError(reason="a call was agreed on without a part in it")
 
     def _give(self, kind: str, td: Any, dst: int, timeout_s: float | None) -> None:
-        deadline, epoch = self._client.deadline(timeout_s), self._epoch
+        deadline, epoch = self._client.make_deadline(timeout_s), self._epoch
         self._check_peer("dst", dst)
         epoch.check(dst)
         given, own = self._make_part(self._prepare_given(td), {})
@@ -355,7 +355,7 @@ class Group:
             raise agreed.failure
 
     def _take(self, kind: str, out: Any, src: int, timeout_s: float | None) -> Any:
-        deadline, epoch = self._client.deadline(timeout_s), self._epoch
+        deadline, epoch = self._client.make_deadline(timeout_s), self._epoch
         self._check_peer("src", src)
         epoch.check(src)
         taken, own = self._make_part(self._prepare_taken(out), {})
@@ -409,7 +409,7 @@ def join_group(
     world_size = check_integer("world_size", world_size, 1)
     if rank is not None and (to_integer(rank) is None or not 0 <= rank < world_size):
         raise InvalidRequestError(argument="rank", reason=f"{rank!r} is not a rank of {world_size} members")
-    deadline = client.deadline(timeout_s)
+    deadline = client.make_deadline(timeout_s)
     ask = GroupAsk(client, name, backend=backend, device=device, interface=interface)
     epoch = ask.join(world_size=world_size, rank=rank, last=None, deadline=deadline)
     return Group(client, ask, epoch, backend)

@@ -81,7 +81,7 @@ class StoreHandle(AlterableHandle):
         Raises:
             StoreNotFoundError: The store was deleted.
         """
-        return self._store.refresh(self._store.deadline(timeout_s))
+        return self._store.refresh(self._store.make_deadline(timeout_s))
 
     @property
     def is_locked(self) -> bool:
@@ -105,7 +105,7 @@ class StoreHandle(AlterableHandle):
         return self._set_lock(False, timeout_s)
 
     def _set_lock(self, is_locked: bool, timeout_s: float | None) -> Self:
-        is_changed = self._store.set_locked(is_locked, self._store.deadline(timeout_s))
+        is_changed = self._store.set_locked(is_locked, self._store.make_deadline(timeout_s))
         self._undone_next = (not is_locked) if is_changed else None
         return self
 
@@ -122,7 +122,7 @@ class StoreHandle(AlterableHandle):
             self._set_lock(undone, None)
 
     def _renew_structure(self, deadline: Deadline | None = None) -> None:
-        self._store.refresh(self._store.deadline(None) if deadline is None else deadline)
+        self._store.refresh(self._store.make_deadline(None) if deadline is None else deadline)
 
     def _read_item(self, index: Any) -> Any:
         path = to_path(index)
@@ -130,7 +130,7 @@ class StoreHandle(AlterableHandle):
             leaf = self._store.read_small_leaf(path)
             if leaf is not None:
                 return leaf
-            deadline = self._store.deadline(None)
+            deadline = self._store.make_deadline(None)
             entry = self._store.retry(lambda: self.spec.find(path, store=self.name), deadline)
             if isinstance(entry, ValueLeaf):
                 return unwrap_leaf(get_entry(self._store.read_at(path, ..., deadline), path))
@@ -142,7 +142,7 @@ class StoreHandle(AlterableHandle):
         return found if below is None else found[below]
 
     def _read_rows(self, index: Any, *, numbered_in: tuple[int, ...] | None = None) -> Any:
-        found = self._store.read(index, numbered_in=numbered_in, deadline=self._store.deadline(None))
+        found = self._store.read(index, numbered_in=numbered_in, deadline=self._store.make_deadline(None))
         return self._add_live_leaves(found, index)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
@@ -183,7 +183,7 @@ class StoreHandle(AlterableHandle):
         if path is not None:
             self.set(path, value)
             return
-        uid, deadline = self.uid, self._store.deadline(None)
+        uid, deadline = self.uid, self._store.make_deadline(None)
         value = to_local(value, deadline)
         try:
             self._update_at(value, index, deadline)
@@ -205,7 +205,7 @@ class StoreHandle(AlterableHandle):
         path = check_path(key)
         found = self._store.read_small_leaf(path) if pad is None and timeout_s is None else None
         if found is None:
-            found = self._read_entry(path, ..., default, self._store.deadline(timeout_s), pad)
+            found = self._read_entry(path, ..., default, self._store.make_deadline(timeout_s), pad)
         return self._store.hand_over(found)
 
     def get_at(
@@ -221,7 +221,7 @@ class StoreHandle(AlterableHandle):
 
         An index may extend beyond the batch dimensions. Then whole rows are fetched and indexed here.
         """
-        found = self._read_entry(check_path(key), index, default, self._store.deadline(timeout_s), pad)
+        found = self._read_entry(check_path(key), index, default, self._store.make_deadline(timeout_s), pad)
         return self._store.hand_over(found)
 
     def _read_entry(self, path: Path, index: Any, default: Any, deadline: Deadline, pad: Pad = None) -> Any:
@@ -238,11 +238,11 @@ class StoreHandle(AlterableHandle):
     def snapshot_at(self, key: str | Path, index: Any, *, timeout_s: float | None = None) -> Any:
         """Reads as ``get_at`` does; the result is never live."""
         path = check_path(key)
-        return get_entry(self._store.read_at(path, index, self._store.deadline(timeout_s)), path)
+        return get_entry(self._store.read_at(path, index, self._store.make_deadline(timeout_s)), path)
 
     def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreHandle:
         """Replaces an existing leaf or nested part, also in a locked store."""
-        path, deadline = check_path(key), self._store.deadline(timeout_s)
+        path, deadline = check_path(key), self._store.make_deadline(timeout_s)
         value = read_remote(value, deadline)
         self._store.write_rows(..., value, at=path, manner=Manner.BROADCAST_AFTER_BATCH, deadline=deadline)
         return self
@@ -275,7 +275,7 @@ class StoreHandle(AlterableHandle):
         Raises:
             KeyNotFoundError: The store lacks one of them; ``update`` adds keys. Nothing was written.
         """
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         return self._update(keep_keys(values, keys_to_update, deadline), deadline)
 
     def _update(self, values: Any, deadline: Deadline) -> StoreHandle:
@@ -302,7 +302,7 @@ class StoreHandle(AlterableHandle):
 
         Arguments as of ``update_``.
         """
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         return self._update_at(keep_keys(values, keys_to_update, deadline), index, deadline)
 
     def _update_at(self, values: Any, index: Any, deadline: Deadline) -> StoreHandle:
@@ -322,14 +322,14 @@ class StoreHandle(AlterableHandle):
         With ``pad`` ragged tensors are padded to the longest of them, and ``("masks", *key)`` marks what is content. A
         tensorclass takes ``retain_none`` as ``to_tensordict`` of an instance does.
         """
-        found = self._store.read(..., device=device, pad=pad, deadline=self._store.deadline(timeout_s))
+        found = self._store.read(..., device=device, pad=pad, deadline=self._store.make_deadline(timeout_s))
         return found if retain_none is None else found.to_tensordict(retain_none=retain_none)
 
     def _read_all(self, deadline: Deadline, *, device: torch.device | str | None = None) -> Any:
         return self._store.read(..., device=device, deadline=deadline)
 
     def _get_skeleton(self) -> Skeleton:
-        self._store.renew(self._store.deadline(None))
+        self._store.renew(self._store.make_deadline(None))
         return get_skeleton(self.spec)
 
     def _add_step(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -338,7 +338,7 @@ class StoreHandle(AlterableHandle):
         elif kwargs.get("inplace") and name == "exclude":
             self._drop(args)
         else:
-            deadline = self._store.deadline(None)
+            deadline = self._store.make_deadline(None)
             return self._store.retry(lambda: StoreView(self._store)._add_step(name, args, kwargs), deadline)
         return self
 
@@ -381,5 +381,5 @@ class StoreHandle(AlterableHandle):
             return self._perform("map", fn, dim, num_workers, timeout_s=timeout_s, **kwargs)
         if kwargs:
             raise InvalidRequestError(argument=next(iter(kwargs)), reason="it is for TensorDict.map, with a function")
-        found = self._store.map(writable=writable, deadline=self._store.deadline(timeout_s))
+        found = self._store.map(writable=writable, deadline=self._store.make_deadline(timeout_s))
         return self._add_live_leaves(found, ...)

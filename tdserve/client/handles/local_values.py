@@ -21,7 +21,7 @@ def read_remote(value: Any, deadline: Deadline | None = None) -> Any:
         deadline: Of the call that reads; None: the default timeout of its client begins now.
     """
     if isinstance(value, ViewCalls):
-        return value._read_all(value._store.deadline(None) if deadline is None else deadline)
+        return value._read_all(value._store.make_deadline(None) if deadline is None else deadline)
     return value
 
 

@@ -63,7 +63,7 @@ class AlterableHandle(TensorDictCalls):
             SpecMismatchError: The value does not fit. Nothing was written.
             LockedError: The store is locked. Nothing was written.
         """
-        return self._set(check_path(key), item, inplace, self._store.deadline(timeout_s))
+        return self._set(check_path(key), item, inplace, self._store.make_deadline(timeout_s))
 
     def _set(self, path: Path, item: Any, inplace: bool, deadline: Deadline) -> Self:
         item = read_remote(item, deadline)
@@ -86,7 +86,7 @@ class AlterableHandle(TensorDictCalls):
 
     def set_non_tensor(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Self:
         """Sets one non-tensor value for all rows, at a new key or in place of an existing entry."""
-        path, deadline = check_path(key), self._store.deadline(timeout_s)
+        path, deadline = check_path(key), self._store.make_deadline(timeout_s)
 
         def write() -> None:
             is_there = self._store.has(path)
@@ -101,7 +101,7 @@ class AlterableHandle(TensorDictCalls):
         self, key: str | Path, default: Any, inplace: bool = False, *, timeout_s: float | None = None
     ) -> Any:
         """Returns the existing entry; if there is none, sets ``default`` and returns it as it was stored."""
-        path, deadline = check_path(key), self._store.deadline(timeout_s)
+        path, deadline = check_path(key), self._store.make_deadline(timeout_s)
         try:
             found = self._read_entry(path, ..., NO_DEFAULT, deadline)
         except KeyNotFoundError:
@@ -111,7 +111,7 @@ class AlterableHandle(TensorDictCalls):
 
     def create_nested(self, key: str | Path, *, timeout_s: float | None = None) -> Self:
         """Adds an empty nested tensordict; replaces an existing entry."""
-        path, deadline = check_path(key), self._store.deadline(timeout_s)
+        path, deadline = check_path(key), self._store.make_deadline(timeout_s)
 
         def write() -> None:
             node: Node = self.spec.root
@@ -146,7 +146,7 @@ class AlterableHandle(TensorDictCalls):
             keys_to_update: Only these keys, and what is below them.
             **values: More entries, by key.
         """
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         given = _select_values(to_local(input_dict_or_td, deadline), keys_to_update)
         given = {**dict(given.items()), **to_local(values, deadline)} if values else given
 
@@ -171,7 +171,7 @@ class AlterableHandle(TensorDictCalls):
         Raises:
             KeyNotFoundError: The store has no such entry, and no default was given.
         """
-        return self._pop(check_path(key), default, self._store.deadline(timeout_s))
+        return self._pop(check_path(key), default, self._store.make_deadline(timeout_s))
 
     def _pop(self, path: Path, default: Any, deadline: Deadline) -> Any:
         try:
@@ -189,7 +189,7 @@ class AlterableHandle(TensorDictCalls):
         Raises:
             KeyNotFoundError: The store has no entries.
         """
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         self._store.refresh(deadline)
         if not self.spec.root.entries:
             raise KeyNotFoundError(store=self.name, key="")
@@ -198,14 +198,14 @@ class AlterableHandle(TensorDictCalls):
 
     def del_(self, key: str | Path, *, timeout_s: float | None = None) -> Self:
         """Removes a leaf or nested part. Raises KeyNotFoundError."""
-        return self._remove([check_path(key)], self._store.deadline(timeout_s))
+        return self._remove([check_path(key)], self._store.make_deadline(timeout_s))
 
     def __delitem__(self, key: str | Path) -> None:
         self.del_(key)
 
     def clear(self, *, timeout_s: float | None = None) -> Self:
         """Removes all entries; the store and its batch size stay."""
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         self._store.refresh(deadline)
         return self._remove([(key,) for key, _ in self.spec.root.entries], deadline)
 
@@ -227,7 +227,7 @@ class AlterableHandle(TensorDictCalls):
             KeyNotFoundError: There is no ``old_key``.
         """
         old, new = check_path(old_key), check_path(new_key, argument="new_key")
-        self._store.alter(renamed=[Renaming(old, new, safe)], deadline=self._store.deadline(timeout_s))
+        self._store.alter(renamed=[Renaming(old, new, safe)], deadline=self._store.make_deadline(timeout_s))
         return self
 
     def add_zeros(self, added: Spec, *, timeout_s: float | None = None) -> Self:
@@ -239,7 +239,7 @@ class AlterableHandle(TensorDictCalls):
         Raises:
             StructureChangedError: One of them exists already. Nothing was changed.
         """
-        self._store.alter(zeros=added, deadline=self._store.deadline(timeout_s))
+        self._store.alter(zeros=added, deadline=self._store.make_deadline(timeout_s))
         return self
 
     def _add_rows(self, index: Any, values: Any, deadline: Deadline) -> bool:
@@ -257,7 +257,7 @@ class AlterableHandle(TensorDictCalls):
 
     def _keep_only(self, keys: Sequence[str | Path], *, strict: bool) -> None:
         """Performs ``select(..., inplace=True)``."""
-        deadline = self._store.deadline(None)
+        deadline = self._store.make_deadline(None)
         self._store.refresh(deadline)
         wanted = [check_path(key) for key in keys]
         for path in wanted if strict else ():
@@ -266,7 +266,7 @@ class AlterableHandle(TensorDictCalls):
 
     def _drop(self, keys: Sequence[str | Path]) -> None:
         """Performs ``exclude(..., inplace=True)``."""
-        deadline = self._store.deadline(None)
+        deadline = self._store.make_deadline(None)
         self._store.refresh(deadline)
         self._remove([path for path in map(check_path, keys) if self._store.has(path)], deadline)
 
@@ -295,7 +295,7 @@ class AlterableHandle(TensorDictCalls):
         Raises:
             StoreNotFoundError: The store was deleted.
         """
-        self._store.refresh(self._store.deadline(timeout_s))
+        self._store.refresh(self._store.make_deadline(timeout_s))
         return self
 
     def load_memmap_(
@@ -320,7 +320,7 @@ class AlterableHandle(TensorDictCalls):
         """
         if name is None or name == self.name:
             return self.memmap_refresh_(timeout_s=timeout_s)
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         found = require_content(read_selection(self._store.client, name, deadline=deadline, allow_pickle=allow_pickle))
         td = found.build()
         self._store.refresh(deadline)
@@ -348,7 +348,7 @@ class AlterableHandle(TensorDictCalls):
         timeout_s: float | None = None,
     ) -> Any:
         """Reads a store by name into a local tensordict, as ``client.load_memmap(name)`` does."""
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         found = read_selection(self._store.client, name, deadline=deadline, device=device, allow_pickle=allow_pickle)
         return require_content(found).build(device)
 
@@ -382,7 +382,7 @@ class AlterableHandle(TensorDictCalls):
         if isinstance(shape, torch.Tensor):
             reason = "set() takes a nested tensor"
             raise NotSupportedError(feature="make_memmap() with the shapes of a nested tensor", reason=reason)
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         path = self._check_new_key(key, "make_memmap()", deadline)
         zero = torch.zeros((), dtype=dtype or torch.get_default_dtype())
         content = capture_addition(self.spec, {path: zero.expand(tuple(shape))}, store=self.name)
@@ -407,7 +407,7 @@ class AlterableHandle(TensorDictCalls):
         """
         if not copy_data and not tensor.is_nested:
             return self.make_memmap(key, tensor.shape, dtype=tensor.dtype, timeout_s=timeout_s)
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         path = self._check_new_key(key, "make_memmap_from_tensor()", deadline)
         self._store.add({path: tensor.detach()}, deadline)
         return self._make_leaf(path, deadline)

@@ -71,9 +71,9 @@ class StoreClient(ByAddress):
         """The client of this process."""
         return self._client
 
-    def deadline(self, timeout_s: float | None) -> Deadline:
+    def make_deadline(self, timeout_s: float | None) -> Deadline:
         """Returns the deadline of a call that begins now; None is the client's default timeout."""
-        return self._client.deadline(timeout_s)
+        return self._client.make_deadline(timeout_s)
 
     # ------------------------------------------------------------ structure
 

@@ -89,7 +89,7 @@ class TensorDictCalls(ViewCalls):
         Returns:
             This handle or view, or a future of it.
         """
-        path, deadline = check_path(key), self._store.deadline(timeout_s)
+        path, deadline = check_path(key), self._store.make_deadline(timeout_s)
         write = self._prepare_write_of_rows(path, value, index, deadline)
         return self._store.perform_write(write, deadline, return_early)
 
@@ -204,7 +204,7 @@ class TensorDictCalls(ViewCalls):
 
     def get_non_tensor(self, key: str | Path, default: Any = None, *, timeout_s: float | None = None) -> Any:
         """Returns the value of a non-tensor leaf; for any other entry what ``get`` returns."""
-        path, deadline = key if isinstance(key, tuple) else (key,), self._store.deadline(timeout_s)
+        path, deadline = key if isinstance(key, tuple) else (key,), self._store.make_deadline(timeout_s)
         self._renew_structure(deadline)
         if (path[0] if len(path) == 1 else path) not in self.spec.keys(include_nested=True):
             return default
@@ -271,7 +271,7 @@ class TensorDictCalls(ViewCalls):
     def fill_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Any:
         """Fills a leaf or a nested part with one number, with one write."""
         self._check_number(value, key)
-        path, deadline = check_path(key), self._store.deadline(timeout_s)
+        path, deadline = check_path(key), self._store.make_deadline(timeout_s)
         entry = self._store.retry(lambda: self.spec.find(path, store=self.name), deadline)
         if isinstance(entry, ValueLeaf) and entry.ragged is None:  # a value leaf takes no number
             return self
@@ -296,7 +296,7 @@ class TensorDictCalls(ViewCalls):
         timeout_s: float | None = None,
     ) -> Any:
         """Does the same as ``update_at_``."""
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         return self._update_at(to_local(tensordict, deadline), idx, deadline)
 
     def masked_fill_(self, mask: torch.Tensor, value: Any, *, timeout_s: float | None = None) -> Any:
@@ -419,12 +419,12 @@ class TensorDictCalls(ViewCalls):
         if isinstance(out, TensorDictCalls) and name in OUT_OF_PROCESSES:
             reason = "other processes write into it: give it a memory-mapped tensordict, and write that with update_"
             raise NotSupportedError(feature=f"{name}(out=) of a store", reason=reason)
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         return _call_and_fill(out, args, kwargs, getattr(self._read_all(deadline), name), deadline)
 
     def _rewrite(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """Performs an in-place call on a local copy, and writes the copy back."""
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         args, kwargs = to_local(args, deadline), to_local(kwargs, deadline)
         td = self._read_all(deadline)
         result = getattr(td, name)(*args, **kwargs)
@@ -458,7 +458,7 @@ def _call_and_fill(
     """Performs a call with local arguments; writes back what the call fills, if that is a store or view."""
     if not isinstance(out, TensorDictCalls):
         return call(*to_local(args, deadline), **to_local(dict(kwargs), deadline))
-    deadline = out._store.deadline(None) if deadline is None else deadline
+    deadline = out._store.make_deadline(None) if deadline is None else deadline
     copy = out._read_all(deadline)
     args = tuple(copy if item is out else to_local(item, deadline) for item in args)
     options = {key: copy if item is out else to_local(item, deadline) for key, item in kwargs.items()}

@@ -96,9 +96,9 @@ class StoreView(TensorDictCalls):
             if inner and not self._is_arranged:  # batch dimensions that only the elements have
                 num_dims = len(self._shape.td.batch_size)
                 index, below = split_index(index, num_dims, num_dims + len(inner))
-            found = self._fetch((), index, self._store.deadline(None))
+            found = self._fetch((), index, self._store.make_deadline(None))
             return found if below is None else found[below]
-        entry = self._read_entry(path, ..., NO_DEFAULT, self._store.deadline(None))
+        entry = self._read_entry(path, ..., NO_DEFAULT, self._store.make_deadline(None))
         return unwrap_leaf(entry) if isinstance(self.spec.find(path), ValueLeaf) else entry
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
@@ -142,7 +142,7 @@ class StoreView(TensorDictCalls):
         timeout_s: float | None = None,
     ) -> Any:
         """Reads rows of a leaf or nested part; ``pad`` as of a store."""
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         return self._store.hand_over(self._read_entry(check_path(key), index, default, deadline, pad))
 
     def _read_entry(self, path: Path, index: Any, default: Any, deadline: Deadline, pad: Pad = None) -> Any:
@@ -165,7 +165,7 @@ class StoreView(TensorDictCalls):
         timeout_s: float | None = None,
     ) -> Any:
         """Reads all of it into a local tensordict; ``retain_none`` and ``pad`` as of a store."""
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         if pad is None:
             found = self._fetch((), ..., deadline, device=device)
         else:  # on the CPU, where it is padded
@@ -196,11 +196,11 @@ class StoreView(TensorDictCalls):
     ) -> StoreView:
         """Replaces a leaf or nested part; new keys are set in the store itself. Arguments as of a store's."""
         manner = Manner.BROADCAST_AFTER_BATCH if inplace else Manner.ENTRY
-        return self._write_whole(check_path(key), value, manner, self._store.deadline(timeout_s))
+        return self._write_whole(check_path(key), value, manner, self._store.make_deadline(timeout_s))
 
     def set_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> StoreView:
         """Does the same as ``set``, but broadcasts dimensions beyond the batch dimensions."""
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         return self._write_whole(check_path(key), value, Manner.BROADCAST_AFTER_BATCH, deadline)
 
     def _prepare_write_of_rows(self, path: Path, value: Any, index: Any, deadline: Deadline) -> Callable[[], StoreView]:
@@ -221,7 +221,7 @@ class StoreView(TensorDictCalls):
         timeout_s: float | None = None,
     ) -> StoreView:
         """Replaces all leaves that ``values`` has, in one write."""
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         return self._update(keep_keys(values, keys_to_update, deadline), deadline)
 
     def _update(self, values: Any, deadline: Deadline) -> StoreView:
@@ -238,7 +238,7 @@ class StoreView(TensorDictCalls):
         timeout_s: float | None = None,
     ) -> StoreView:
         """Writes rows of all leaves that ``values`` has, in one write."""
-        deadline = self._store.deadline(timeout_s)
+        deadline = self._store.make_deadline(timeout_s)
         return self._update_at(keep_keys(values, keys_to_update, deadline), index, deadline)
 
     def _update_at(self, values: Any, index: Any, deadline: Deadline) -> StoreView:

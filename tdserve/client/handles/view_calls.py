@@ -252,7 +252,7 @@ class ViewCalls:
             SpecMismatchError: Of ``next``: the store was replaced by one with another number of rows.
         """
         check_real("reading a store")
-        self._renew_structure(self._store.deadline(timeout_s))
+        self._renew_structure(self._store.make_deadline(timeout_s))
         batch_size = self.spec.batch_size
         if not batch_size:
             raise WrongStateError(state=f"{self._what} has no batch dimension", event="batches()")
@@ -269,7 +269,7 @@ class ViewCalls:
         )
 
         def read(rows: Any) -> Any:
-            td = self._read_batch(rows, batch_size, pad, self._store.deadline(timeout_s))
+            td = self._read_batch(rows, batch_size, pad, self._store.make_deadline(timeout_s))
             return self._store.hand_over(add_index(td, rows) if with_index else td, numpy, device)
 
         return EpochBatches(self.name, read, plan, start=start, prefetch=prefetch, device=resolve_device(device))

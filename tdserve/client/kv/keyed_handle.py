@@ -113,7 +113,7 @@ class KeyedHandle(EntryMapping, ByAddress):
             DeadlineExceededError: There was no answer in time, and it is unknown whether anything was put.
         """
         check_real("writing to a keyed store")
-        deadline = self._client.deadline(timeout_s)
+        deadline = self._client.make_deadline(timeout_s)
         is_queued = return_early or self._coalescer.is_waiting  # behind puts that were first
         if isinstance(keys, str):
             encoded, records = [encode_key(keys)], SplitColumn.from_values([self._records.encode(keys, values)])
@@ -155,7 +155,7 @@ class KeyedHandle(EntryMapping, ByAddress):
         expected = [] if if_version is None else list_versions(if_version, len(encoded))
         if not encoded:
             return 0
-        return self._remove(encoded, expected, self._client.deadline(timeout_s), missing_ok=missing_ok)
+        return self._remove(encoded, expected, self._client.make_deadline(timeout_s), missing_ok=missing_ok)
 
     def pop(
         self,
@@ -287,7 +287,7 @@ class KeyedHandle(EntryMapping, ByAddress):
     def versions(self, keys: str | Sequence[str]) -> Any:
         """Returns the version of an entry, or of each of several; 0 if it is absent."""
         names = [keys] if isinstance(keys, str) else list_keys(keys)
-        found = self._look_up(encode_keys(names), self._client.deadline(None), asks_versions=True)
+        found = self._look_up(encode_keys(names), self._client.make_deadline(None), asks_versions=True)
         return found.versions[0] if isinstance(keys, str) else found.versions
 
     def keys(self, prefix: str = "") -> list[str]:
@@ -297,7 +297,7 @@ class KeyedHandle(EntryMapping, ByAddress):
         if len(prefix.encode(errors="replace")) > MAX_KEY_BYTES:
             return []  # no key is as long
         encoded, found = encode_key(prefix) if prefix else b"", list[bytes]()
-        deadline = self._client.deadline(None)
+        deadline = self._client.make_deadline(None)
         while True:
             asked = control_pb2.ListRequest(prefix=encoded, after=found[-1] if found else b"")
             page = self._list(asked, deadline).keys
@@ -310,7 +310,7 @@ class KeyedHandle(EntryMapping, ByAddress):
         return self._client.catalog.describe(self.name).as_dict()
 
     def __len__(self) -> int:
-        return int(self._list(control_pb2.ListRequest(asks_count=True), self._client.deadline(None)).num_rows)
+        return int(self._list(control_pb2.ListRequest(asks_count=True), self._client.make_deadline(None)).num_rows)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -320,7 +320,7 @@ class KeyedHandle(EntryMapping, ByAddress):
             encoded = encode_key(key)
         except InvalidRequestError:  # no entry can have it
             return False
-        return bool(self._look_up([encoded], self._client.deadline(None), asks_versions=True).versions[0])
+        return bool(self._look_up([encoded], self._client.make_deadline(None), asks_versions=True).versions[0])
 
     def __getitem__(self, key: str | Sequence[str]) -> Any:
         return self.get(key)
@@ -356,7 +356,7 @@ class KeyedHandle(EntryMapping, ByAddress):
         if default is not NO_DEFAULT and timeout_s != 0:
             reason = "pass it or timeout_s, not both: a call that has waited in vain raises DeadlineExceededError"
             raise InvalidRequestError(argument="default", reason=reason)
-        return _Patience(self._client.deadline(None if timeout_s == 0 else timeout_s), waits=timeout_s != 0)
+        return _Patience(self._client.make_deadline(None if timeout_s == 0 else timeout_s), waits=timeout_s != 0)
 
     def _find(self, keys: list[bytes], patience: _Patience, default: Any = NO_DEFAULT) -> FoundEntries:
         """Returns entries that are all there, or some of which may be absent if there is a default.

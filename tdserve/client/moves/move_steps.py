@@ -34,7 +34,7 @@ def request_step(
         pending = session.send(request, move=asked)
         return pending.wait(compute_answer_timeout_s(deadline), f"a step of the move of {name!r}").done.moved
 
-    return client.call(attempt, deadline or client.deadline(None))
+    return client.call(attempt, deadline or client.make_deadline(None))
 
 
 def request_checkpoint_step(

@@ -181,7 +181,7 @@ class SessionClient:
         """Why content takes the server's own port although the client would take gloo; "" if it does not."""
         return explain_one_port(self._session) if self.transport == "auto" else ""
 
-    def deadline(self, timeout_s: float | None) -> Deadline:
+    def make_deadline(self, timeout_s: float | None) -> Deadline:
         """Returns the deadline of a call; None is the client's default timeout, or the deadline of the call of which
         this thread makes a step."""
         return self.catalog.make_deadline(timeout_s)

@@ -61,4 +61,4 @@ def _change(client: SessionClient, what: str, deadline: Deadline | None, **body:
     def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
         return session.send(request, **body).wait(compute_answer_timeout_s(deadline), what).done
 
-    return client.call(attempt, deadline or client.deadline(None), request=client.requests.begin_change())
+    return client.call(attempt, deadline or client.make_deadline(None), request=client.requests.begin_change())

@@ -189,7 +189,7 @@ class Batches:
         """Ends the iterator and its thread. Idempotent; any thread may call it."""
         self._on_dropped.detach()
         self._order.end()
-        self._ahead.join(self._order.client.deadline(None).limit(JOIN_TIMEOUT_S))
+        self._ahead.join(self._order.client.make_deadline(None).limit(JOIN_TIMEOUT_S))
 
 
 def _fetch_until_closed(order: _Order) -> None:

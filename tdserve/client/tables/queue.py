@@ -59,7 +59,7 @@ class QueueHandle(TableHandle):
         """
         num_rows = check_num_rows(num_rows, None)
         conditions = Conditions(max_lag=max_lag, min_rows=check_min_rows(min_rows, num_rows))
-        deadline = self._client.deadline(timeout_s)
+        deadline = self._client.make_deadline(timeout_s)
 
         def draw() -> Taken:
             query = self.make_query(conditions, is_lease=True, pad=pad, numpy=numpy)
@@ -109,7 +109,7 @@ class QueueHandle(TableHandle):
         """
         num_rows = check_num_rows(num_rows, device)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
-        deadline = self._client.deadline(timeout_s)
+        deadline = self._client.make_deadline(timeout_s)
         conditions = Conditions(max_lag=max_lag, min_rows=check_min_rows(min_rows, num_rows))
         query = self.make_query(conditions, is_lease=True, pad=pad, device=device, numpy=numpy, deadline=deadline)
         options: dict[str, Any] = {"min_rows": min_rows, "max_lag": max_lag, "pad": pad, "numpy": query.is_numpy}

@@ -123,7 +123,7 @@ class ReplayHandle(TableHandle):
                 before its actors.
         """
         num_rows = check_num_rows(num_rows, device)
-        deadline = self._client.deadline(timeout_s)
+        deadline = self._client.make_deadline(timeout_s)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag)
         asked = parse_table_share(self, rank, world_size, step, balance, run, deadline)
 
@@ -189,7 +189,7 @@ class ReplayHandle(TableHandle):
         check_real("drawing rows", ROWS)
         num_rows = check_integer("num_rows", num_rows, 1)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag, check_min_rows(min_rows, num_rows))
-        deadline = self._client.deadline(timeout_s)
+        deadline = self._client.make_deadline(timeout_s)
 
         def draw() -> Taken:
             query = self.make_query(conditions, is_lease=True, pad=pad, numpy=numpy, deadline=deadline)
@@ -242,7 +242,7 @@ class ReplayHandle(TableHandle):
         """
         check_real("writing priorities", ROWS)
         messages = encode_priorities(index, priority, generation)
-        deadline = self._client.deadline(timeout_s)
+        deadline = self._client.make_deadline(timeout_s)
 
         def update() -> int:
             return change_priorities(self._client, self.name, deadline, messages, kind=self._kind)
@@ -259,7 +259,7 @@ class ReplayHandle(TableHandle):
             InvalidRequestError: The table has no priorities.
             SelectionError: A row is out of range, or not live.
         """
-        numbers, deadline = to_row_numbers(index), self._client.deadline(timeout_s)
+        numbers, deadline = to_row_numbers(index), self._client.make_deadline(timeout_s)
         found = ask_priorities(self._client, self.name, numbers, deadline, kind=self._kind)
         return self._client.hand_over(torch.from_numpy(found))
 
@@ -311,7 +311,7 @@ class ReplayHandle(TableHandle):
         """
         num_rows = check_num_rows(num_rows, device)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
-        deadline = self._client.deadline(timeout_s)
+        deadline = self._client.make_deadline(timeout_s)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag, check_min_rows(min_rows, num_rows))
         share = parse_table_share(self, rank, world_size, step, balance, run, deadline)
         ahead = check_ahead(prefetch, drop, min_rows, consumer, share)

@@ -141,7 +141,7 @@ class RowsByNumber(ByAddress):
         check_real("reading rows", ROWS)
         begins = range(0, max(len(numbers), 1), MAX_MESSAGE_ROWS)
         pieces = [numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins]
-        found = self._read_pieces(pieces, (), self._client.deadline(None) if deadline is None else deadline)
+        found = self._read_pieces(pieces, (), self._client.make_deadline(None) if deadline is None else deadline)
         generations = torch.cat([content.columns.get_trailing(GENERATION_KEY) for content in found.contents])
         return found.build(), generations
 
@@ -151,7 +151,7 @@ class RowsByNumber(ByAddress):
         """Returns live rows, or these keys of them, as ``table[among]`` does, always as a tensordict, their numbers and
         their generations."""
         check_real("reading rows", ROWS)
-        found = self._read_pieces([among], keys, self._client.deadline(None))
+        found = self._read_pieces([among], keys, self._client.make_deadline(None))
         columns = found.contents[0].columns
         return found.build(), columns.get_trailing(INDEX_KEY), columns.get_trailing(GENERATION_KEY)
 
@@ -165,7 +165,7 @@ class RowsByNumber(ByAddress):
         Raises:
             SelectionError: A row is out of range.
         """
-        return ask_sequences(self._client, self.name, numbers, self._client.deadline(None), kind=self._kind)
+        return ask_sequences(self._client, self.name, numbers, self._client.make_deadline(None), kind=self._kind)
 
     def read_rows(
         self, index: Any, keys: Sequence[Path] = (), *, timeout_s: float | None = None, pad: Pad = None
@@ -188,7 +188,7 @@ class RowsByNumber(ByAddress):
                     numbers = array.reshape(-1)
                     begins = range(0, array.size, MAX_MESSAGE_ROWS)
                     pieces = [numbers[begin : begin + MAX_MESSAGE_ROWS] for begin in begins]
-        found = self._read_pieces(pieces, keys, self._client.deadline(timeout_s)).build(pad)
+        found = self._read_pieces(pieces, keys, self._client.make_deadline(timeout_s)).build(pad)
         return shape_rows(found, shape, store=self.name, is_array=self._client.numpy)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
@@ -201,7 +201,7 @@ class RowsByNumber(ByAddress):
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the live rows by their numbers, read in blocks. Those that come or leave meanwhile may be left out."""
-        deadline = self._client.deadline(None)
+        deadline = self._client.make_deadline(None)
         num_rows = ask_counts(self._client, self.name, deadline, kind=self._kind).counts.rows
         rows = iter_rows(self.read_rows, num_rows, self.spec.nbytes * num_rows, end=self.capacity)
         return map(self._client.hand_over, rows)

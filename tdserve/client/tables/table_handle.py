@@ -91,7 +91,7 @@ class TableHandle(FollowedTable):
         return counts.rows + counts.overwritten
 
     def _ask_counts(self) -> control_pb2.TableCounts:
-        done = ask_counts(self._client, self.name, self._client.deadline(None), kind=self._kind)
+        done = ask_counts(self._client, self.name, self._client.make_deadline(None), kind=self._kind)
         self._counts.update(done)
         return done.counts
 
@@ -163,7 +163,7 @@ class TableHandle(FollowedTable):
         """
         writer = check_integer("writer", writer, 0, maximum=2**64 - 1)
         annotations, stored = RowAnnotations(priority, ends, writer, policy_version), self._stored
-        deadline = self._client.deadline(timeout_s)
+        deadline = self._client.make_deadline(timeout_s)
         try:
             return self._extend_rows(batch, annotations, flatten, deadline, return_early)
         except TooLargeError:
@@ -201,7 +201,7 @@ class TableHandle(FollowedTable):
         self, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None = None
     ) -> torch.Tensor:
         """Writes rows that a writer has captured, all together; result and errors as of ``extend``."""
-        deadline = self._client.deadline(timeout_s)
+        deadline = self._client.make_deadline(timeout_s)
         keys = self._check_fits(captured[0].spec)
         numbers: torch.Tensor = self._extend(captured, keys, annotations, deadline, return_early=False)
         return numbers
@@ -265,7 +265,7 @@ class TableHandle(FollowedTable):
             NotSupportedError: The rows are of a class, which has no such field. Nothing was changed.
             CapacityError: There is no room for the leaves. Nothing was changed.
         """
-        row, deadline = capture_row(self._client, self.name, like).spec, self._client.deadline(timeout_s)
+        row, deadline = capture_row(self._client, self.name, like).spec, self._client.make_deadline(timeout_s)
         while find_lacking(self.spec, row):
             stored = self._stored
             try:
@@ -311,7 +311,7 @@ class TableHandle(FollowedTable):
         path = check_path(key)
         rows, value = to_row_numbers(index, table=self.name), flatten_row_dims(value, index)
         expected = ExpectedRows(to_generations(index, None, len(rows)).tobytes())
-        deadline = self._client.deadline(timeout_s)
+        deadline = self._client.make_deadline(timeout_s)
 
         def write() -> None:
             overwrite(
@@ -357,7 +357,7 @@ class TableHandle(FollowedTable):
         """
         rows, generations = to_row_numbers(index), to_whole_generations(index, generation)
         check_values(values, len(rows), self.spec, store=self.name)
-        deadline = self._client.deadline(timeout_s)
+        deadline = self._client.make_deadline(timeout_s)
 
         def overwrite_rows(rows: Rows, values: Any, expected: ExpectedRows) -> None:
             def write() -> None:
@@ -388,7 +388,7 @@ class TableHandle(FollowedTable):
 
     def find_generations(self, index: Any) -> torch.Tensor:
         """Returns the generation of each row, -1 for those that are not live; int64 ``[n]``."""
-        return torch.from_numpy(self._read_generations(to_row_numbers(index), self._client.deadline(None)))
+        return torch.from_numpy(self._read_generations(to_row_numbers(index), self._client.make_deadline(None)))
 
     def _read_generations(self, rows: Rows, deadline: Deadline) -> NDArray[np.int64]:
         return find_generations(lambda part: self.read_with_generations(part, deadline)[1].numpy(), rows)
@@ -421,7 +421,7 @@ class TableHandle(FollowedTable):
         return self._change(timeout_s, clear=True, resets_counts=reset_counts).num_rows
 
     def _change(self, timeout_s: float | None, **body: Any) -> control_pb2.Done:
-        done = change(self._client, self.name, self._client.deadline(timeout_s), kind=self._kind, **body)
+        done = change(self._client, self.name, self._client.make_deadline(timeout_s), kind=self._kind, **body)
         self._counts.update(done)
         return done
 
@@ -483,7 +483,7 @@ class TableHandle(FollowedTable):
         )
         group = None if group_by is None else check_path(group_by, argument="group_by")
         for path in (*(required or ()), *(() if group is None else (group,))):
-            self.check_key(path, self._client.deadline(None) if deadline is None else deadline)
+            self.check_key(path, self._client.make_deadline(None) if deadline is None else deadline)
         if not isinstance(consumer, str):
             raise InvalidRequestError(argument="consumer", reason=f"{consumer!r} is not a str")
         check_text("consumer", consumer)

@@ -134,7 +134,7 @@ def _describe_unnamed(rows: Any) -> str:
 
 def acknowledge_given(client: SessionClient, query: Query, rows: Any, timeout_s: float | None) -> None:
     """Acknowledges rows by hand; no rows are acknowledged at once. Errors as of ``to_numbers`` and ``acknowledge``."""
-    deadline = client.deadline(timeout_s)
+    deadline = client.make_deadline(timeout_s)
     if len(to_numbers(rows, table=query.name)):
         acknowledge(client, query, Lease(rows), deadline)
 
@@ -255,12 +255,12 @@ class Taken:
         Args:
             timeout_s: None is the client's default.
         """
-        acknowledge(self._client, self._query, self._hold(), self._client.deadline(timeout_s))
+        acknowledge(self._client, self._query, self._hold(), self._client.make_deadline(timeout_s))
         self._is_over = True
 
     def give_back(self) -> None:
         """Gives the rows back to others."""
-        give_back(self._client, self._query, self._hold(), compute_give_back_s(self._client.deadline(None)))
+        give_back(self._client, self._query, self._hold(), compute_give_back_s(self._client.make_deadline(None)))
         self._is_over = True
 
     def give_back_later(self) -> None:

@@ -78,7 +78,7 @@ class StoreFilling:
                 captured,
                 stored=stored,
                 identity=self._identity,
-                deadline=client.deadline(None),
+                deadline=client.make_deadline(None),
             )
         except (StoreNotFoundError, StructureChangedError) as error:
             raise self._make_loss(error) from error
@@ -91,7 +91,7 @@ class StoreFilling:
         request = self._options.make_message(name, spec, control_pb2.STORE_KIND_TENSORDICT)
         request.is_hidden = True
         creation_s = _MIN_CREATION_S + _CREATION_S_PER_GIB * spec.nbytes / 2**30
-        deadline = client.deadline(max(client.catalog.timeout_s, creation_s))
+        deadline = client.make_deadline(max(client.catalog.timeout_s, creation_s))
         self._description, _ = create_store(client, request, spec, deadline)
         self._identity = make_identity(self._description.uid, self._description.structure)
 

@@ -98,7 +98,7 @@ class TensorDictClient(SessionClient):
         """
         options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor, checksum)
         new = NewStore(self, name, td, options, batch_size)
-        deadline = self.deadline(timeout_s)
+        deadline = self.make_deadline(timeout_s)
         return self.perform(lambda: new.fill(deadline), deadline, return_early)
 
     def from_remote_init(
@@ -131,7 +131,7 @@ class TensorDictClient(SessionClient):
         """
         paths = [(key,) if isinstance(key, str) else tuple(key) for key in keys or ()]
         destination = None if out is None else Destination(out, store=check_store_name(name))
-        deadline = self.deadline(timeout_s)
+        deadline = self.make_deadline(timeout_s)
 
         def read() -> Any:
             content = require_content(
@@ -158,7 +158,7 @@ class TensorDictClient(SessionClient):
         check_store_name(name)
         # A dict is read for the structure of the store.
         captured = None if isinstance(td, dict) else capture(td, store=name, allow_pickle=self.allow_pickle)
-        deadline = self.deadline(timeout_s)
+        deadline = self.make_deadline(timeout_s)
         return self.perform_in_turn(
             name, lambda: replace_content(self, name, captured, td, deadline), deadline, return_early
         )
@@ -177,7 +177,7 @@ class TensorDictClient(SessionClient):
         newer_than = None if newer_than is None else check_version("newer_than", newer_than)
         destination = Destination(td, store=check_store_name(name))
         content = read_selection(
-            self, name, newer_than=newer_than, deadline=self.deadline(timeout_s), destination=destination
+            self, name, newer_than=newer_than, deadline=self.make_deadline(timeout_s), destination=destination
         )
         return None if content is None else content.version
 
@@ -212,7 +212,7 @@ class TensorDictClient(SessionClient):
         """
         check_one_shard(shards)
         check_no_archive(archive, compression)
-        deadline = self.deadline(timeout_s)
+        deadline = self.make_deadline(timeout_s)
         if isinstance(td, TensorDictCalls):
             td = to_local(td, deadline)
         options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor, checksum)
@@ -277,7 +277,7 @@ class TensorDictClient(SessionClient):
             what = "dict, which cannot be locked" if isinstance(td, dict) else "handle, whose entries are elsewhere"
             raise NotSupportedError(feature=f"memmap_() of a {what},", reason=advice)
         check_own_entries(td, call="memmap_()", advice=advice)
-        deadline = self.deadline(timeout_s)
+        deadline = self.make_deadline(timeout_s)
 
         def share() -> Any:
             options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor, checksum)
@@ -326,7 +326,7 @@ class TensorDictClient(SessionClient):
         check_no_archive(archive, None)
         options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, share_non_tensor, checksum)
         new = NewZeros(self, name, like, options, batch_size, ragged)
-        deadline = self.deadline(timeout_s)
+        deadline = self.make_deadline(timeout_s)
         return self.perform(lambda: new.make(deadline), deadline, return_early)
 
     def adopt(
@@ -362,7 +362,7 @@ class TensorDictClient(SessionClient):
             StoreExistsError: The name is taken, or another store uses the folder. Nothing was created.
             InvalidRequestError: There is no such folder, or it is the server's own. Nothing was created.
         """
-        deadline = self.deadline(timeout_s)
+        deadline = self.make_deadline(timeout_s)
         adopt_folder(self, path, name, read_only=read_only, exists_ok=exists_ok or existsok, deadline=deadline)
         return StoreHandle(self, self.catalog.describe_existing(name, deadline))
 
@@ -407,7 +407,7 @@ class TensorDictClient(SessionClient):
             SpecMismatchError: ``out`` is of another kind (a tensorclass, a lazy stack). Nothing was written to it.
             NotSupportedError: With ``mode="r+"``: this client may not write to the server's memory.
         """
-        deadline = self.deadline(timeout_s)
+        deadline = self.make_deadline(timeout_s)
         loading = Loading(self, name, deadline, device, out, subpath, mode, allow_pickle, pad)
         return self.perform(loading.load, deadline, return_early)
 
@@ -431,7 +431,7 @@ class TensorDictClient(SessionClient):
             return td.load_memmap_(name, allow_pickle=allow_pickle, timeout_s=timeout_s)
         if self._shows.find_name(td) is None:
             return self.load_memmap(name, out=td, allow_pickle=allow_pickle, mode=mode, timeout_s=timeout_s)
-        return self._shows.load(self, td, name, self.deadline(timeout_s), allow_pickle=allow_pickle, mode=mode)
+        return self._shows.load(self, td, name, self.make_deadline(timeout_s), allow_pickle=allow_pickle, mode=mode)
 
     load_ = load_memmap_
 

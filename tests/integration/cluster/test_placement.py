@@ -36,8 +36,8 @@ ONLY_OF_ONE_SERVER = {
     *(
         "call",
         "count_call",
-        "deadline",
         "hand_over",
+        "make_deadline",
         "make_mover",
         "mover",
         "open_handle",

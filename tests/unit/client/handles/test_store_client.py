@@ -166,7 +166,7 @@ def test_retry_when_the_structure_has_changed_then_once_more_with_the_new_one(
         store.spec.find(("z",), store=store.name)
         return len(tried)
 
-    deadline = store.deadline(None)
+    deadline = store.make_deadline(None)
     assert store.retry(access, deadline) == 2
     assert tried == [False, True]
     handle.del_("z")
@@ -186,21 +186,21 @@ def test_retry_of_a_write_when_another_store_has_its_name_then_not_repeated(
         store.spec.find(("z",), store=store.name)
 
     with pytest.raises(KeyNotFoundError):
-        store.retry(access, store.deadline(None), is_write=True)
+        store.retry(access, store.make_deadline(None), is_write=True)
     assert len(tried) == 1
-    store.retry(access, store.deadline(None), is_write=True)  # it is known by now
+    store.retry(access, store.make_deadline(None), is_write=True)  # it is known by now
 
 
 def test_set_locked_when_it_is_so_already_then_returns_false(store: StoreClient) -> None:
     wanted = (True, True, False, False)
-    found = [store.set_locked(is_locked, store.deadline(None)) for is_locked in wanted]
+    found = [store.set_locked(is_locked, store.make_deadline(None)) for is_locked in wanted]
     assert found == [True, False, True, False]
 
 
 def test_store_client_when_pickled_then_reads_and_writes_over_a_client_of_its_process(store: StoreClient) -> None:
     other = pickle.loads(pickle.dumps(store))
-    other.write_rows(1, torch.full((2,), 7.0), at=("a",), deadline=other.deadline(None))
-    found = store.read(slice(1, 2), [("a",)], deadline=store.deadline(None))
+    other.write_rows(1, torch.full((2,), 7.0), at=("a",), deadline=other.make_deadline(None))
+    found = store.read(slice(1, 2), [("a",)], deadline=store.make_deadline(None))
     assert found["a"].tolist() == [[7.0, 7.0]]
     assert other.client.recipe == store.client.recipe
     assert other.client is not store.client

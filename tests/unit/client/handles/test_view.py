@@ -37,9 +37,9 @@ class Watched:
         self.reads.append(({".".join(key) for key in keys}, found.numel() if found.batch_size else 1))
         return found
 
-    def deadline(self, timeout_s: float | None) -> Deadline:
+    def make_deadline(self, timeout_s: float | None) -> Deadline:
         """Returns the deadline of a call that begins now."""
-        return self._store.deadline(timeout_s)
+        return self._store.make_deadline(timeout_s)
 
     def hand_over(self, found: Any) -> Any:
         """Returns what was read as it is."""

@@ -50,7 +50,7 @@ def test_call_when_the_session_is_lost_then_again_with_the_same_number_if_it_cha
             raise PeerLostError(peer="it", reason="said the test")
         return "done"
 
-    assert client.call(attempt, client.deadline(None), request=number) == "done"
+    assert client.call(attempt, client.make_deadline(None), request=number) == "done"
     assert {request for _, request in tries} == {number} if changes else len({request for _, request in tries}) == 3
     assert len({session.welcome.session for session, _ in tries}) == 3
 
@@ -74,7 +74,7 @@ def test_call_when_refused_or_interrupted_then_raised_at_once(
         raise error
 
     with pytest.raises(type(error)):
-        client.call(attempt, client.deadline(None))
+        client.call(attempt, client.make_deadline(None))
     (session,) = sessions
     assert session.is_lost is not stays
 
@@ -122,7 +122,9 @@ def test_call_when_its_store_has_moved_then_a_write_waits_for_the_window_there_a
 def test_client_when_pickled_then_another_one_of_the_same_server(client: tdserve.Client, name: str) -> None:
     client.publish(name, torch.nn.Linear(2, 1))
     with pickle.loads(pickle.dumps(client)) as other:
-        assert other.session(other.deadline(None)).welcome.session != client.session(Deadline.never).welcome.session
+        assert (
+            other.session(other.make_deadline(None)).welcome.session != client.session(Deadline.never).welcome.session
+        )
         assert name in other.stores()
         assert other.timeout_s == client.timeout_s
 
@@ -132,12 +134,12 @@ def test_close_when_done_then_every_call_raises_closed_error(server: tdserve.Ser
     client.close()
     client.close()
     with pytest.raises(ClosedError, match=client.address):
-        client.session(client.deadline(None))
+        client.session(client.make_deadline(None))
     with pytest.raises(ClosedError):
         client.stores()
 
 
 def test_timeout_when_assigned_then_of_every_call(client: tdserve.Client, name: str) -> None:
     client.timeout_s = 0.05
-    assert client.deadline(None).timeout_s == 0.05
+    assert client.make_deadline(None).timeout_s == 0.05
     assert client.catalog.timeout_s == 0.05

@@ -111,13 +111,13 @@ def test_take_when_queue_was_made_anew_then_rows_come(client: tdserve.Client, na
 def test_retype_when_another_client_was_quicker_then_the_table_as_it_is(client: tdserve.Client, name: str) -> None:
     batch = BATCHES["jagged"]
     row = client.create_replay(name, batch[0], 10).spec
-    assert find_current_description(client, name, row, client.deadline(None), kind="replay") is None
-    first = retype(client, name, row, batch, client.deadline(None), kind="replay")
+    assert find_current_description(client, name, row, client.make_deadline(None), kind="replay") is None
+    first = retype(client, name, row, batch, client.make_deadline(None), kind="replay")
     assert first is not None
-    again = retype(client, name, row, batch, client.deadline(None), kind="replay")
+    again = retype(client, name, row, batch, client.make_deadline(None), kind="replay")
     assert again is not None
     assert again.uid == first.uid
-    assert retype(client, name, first.spec, batch, client.deadline(None), kind="replay") is None
+    assert retype(client, name, first.spec, batch, client.make_deadline(None), kind="replay") is None
 
 
 def test_makes_dense_when_a_nested_tensor_is_taken_for_a_dense_leaf_then_true() -> None:
@@ -132,4 +132,4 @@ def test_find_current_description_when_table_is_gone_then_store_not_found(client
     row = client.create_replay(name, TensorDict({"t": torch.zeros(3)}), 10).spec
     client.delete(name)
     with pytest.raises(tdserve.StoreNotFoundError):
-        find_current_description(client, name, row, client.deadline(None), kind="replay")
+        find_current_description(client, name, row, client.make_deadline(None), kind="replay")

@@ -65,24 +65,24 @@ def test_new_store_when_made_then_nothing_is_on_the_server_before_it_is_filled(
 ) -> None:
     new = NewStore(client, name, TD, StoreOptions(False, None, None))
     assert name not in client
-    assert new.fill(client.deadline(None)) == client.describe(name).version
+    assert new.fill(client.make_deadline(None)) == client.describe(name).version
     assert difference(TD, client.load_memmap(name)) is None
     with pytest.raises(StoreExistsError):
-        new.fill(client.deadline(None))
+        new.fill(client.make_deadline(None))
 
 
 def test_new_store_when_it_exists_and_may_then_its_content_is_replaced(client: tdserve.Client, name: str) -> None:
     client.init_remote(TD, name)
     changed = TD.clone()
     changed["a"] += 1
-    NewStore(client, name, changed, StoreOptions(True, None, None)).fill(client.deadline(None))
+    NewStore(client, name, changed, StoreOptions(True, None, None)).fill(client.make_deadline(None))
     assert difference(changed, client.load_memmap(name)) is None
 
 
 def test_new_zeros_when_made_then_values_are_those_of_the_example(client: tdserve.Client, name: str) -> None:
     new = NewZeros(client, name, TD, StoreOptions(False, None, None), [2], None)
     assert name not in client
-    handle = new.make(client.deadline(None))
+    handle = new.make(client.make_deadline(None))
     assert handle.batch_size == (2, 3)
     assert not handle["a"].any()
     assert handle[1, 2]["n", "t"] == "text"

@@ -28,8 +28,8 @@ def test_show_content_when_values_are_shared_then_they_are_live(
     client: tdserve.Client, name: str, is_live: bool
 ) -> None:
     client.init_remote(TD, name, share_non_tensor=is_live)
-    content = require_content(read_selection(client, name, Selection(), deadline=client.deadline(None)))
-    td = show_content(client, name, content, None, None, client.deadline(None))
+    content = require_content(read_selection(client, name, Selection(), deadline=client.make_deadline(None)))
+    td = show_content(client, name, content, None, None, client.make_deadline(None))
     assert torch.equal(td["a"], TD["a"])
     client[name].set_non_tensor("t", "another")
     assert td["t"] == ("another" if is_live else "text")

@@ -77,16 +77,16 @@ def test_publish_when_another_structure_was_announced_then_published_over_anothe
 ) -> None:
     td = many(1.0)
     remote_client.publish(name, td)
-    session = remote_client.session(remote_client.deadline(None))
+    session = remote_client.session(remote_client.make_deadline(None))
     changed(td)
     remote_client.publish(name, td)
     check(remote_client, name, td)
-    another = remote_client.session(remote_client.deadline(None))
+    another = remote_client.session(remote_client.make_deadline(None))
     assert another is not session
     td["k03"] = td["k03"].float()
     remote_client.publish(name, td)  # nothing of this name is announced any more
     check(remote_client, name, td)
-    assert remote_client.session(remote_client.deadline(None)) is another
+    assert remote_client.session(remote_client.make_deadline(None)) is another
 
 
 def test_publish_when_what_was_announced_cannot_travel_then_refused_and_the_version_before_stays(
