@@ -32,7 +32,7 @@ def open_all(address: str, transport: Any) -> tdserve.ClusterClient:
     client.stats()
     for server in range(len(client.members)):
         member = client.members.get(server)
-        member.call(lambda *_: None, member.deadline(None))
+        member.call(lambda *_: None, member.make_deadline(None))
     return client
 
 

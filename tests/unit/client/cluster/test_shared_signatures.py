@@ -78,11 +78,11 @@ LACKING: Mapping[type, Mapping[str, str]] = {
             (
                 "call",
                 "count_call",
-                "deadline",
                 "hand_over",
                 "has_channel",
                 "has_session",
                 "is_turning",
+                "make_deadline",
                 "make_mover",
                 "mover",
                 "open_handle",
