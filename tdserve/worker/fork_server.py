@@ -117,7 +117,7 @@ def main(arguments: list[str]) -> None:
     die_with_parent()
     use_small_pages(False)  # unlike control: the buffers of workers are filled from end to end
     work = _import_worker()
-    with suppress(BrokenPipeError):  # control ended meanwhile
+    with suppress(ConnectionError):  # control has ended, perhaps before it read that this process is ready
         ForkServer(socket.socket(fileno=int(arguments[0])), work).run()
     os._exit(0)
 

@@ -218,3 +218,15 @@ def test_workers_when_their_fork_server_goes_then_they_go_too_stopped_or_not(end
         wait_for(lambda pid=worker.pid: is_gone(pid), "the end of a worker")  # type: ignore[misc]
         worker.end()
     control.end()
+
+
+def test_program_when_control_goes_before_it_has_read_anything_then_ends_in_silence() -> None:
+    """A server that could not start said so below the first line of a traceback."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "tdserve.worker.fork_server", str(theirs.fileno())]
+    with theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True) as process:
+        theirs.close()
+        assert select.select([ours], [], [], TIMEOUT_S)[0]  # it is ready
+        ours.close()
+        assert process.communicate(timeout=TIMEOUT_S) == (None, "")
+    assert process.returncode == 0
