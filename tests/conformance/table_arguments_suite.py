@@ -135,6 +135,22 @@ class TableArgumentsSuite(Suite):
         assert found.tolist() == [*range(NUM_ROWS)]
         assert table.get_priorities(torch.empty(0, dtype=torch.int64)).dtype == torch.float32
 
+    @pytest.mark.parametrize("priority", [2, 2.0, torch.tensor(2.0)], ids=["int", "float", "tensor"])
+    def test_priority_when_one_for_all_rows_then_each_has_it_or_the_error_is_that_of_a_table_without_them(
+        self, client: tdserve.Client, name: str, priority: Any
+    ) -> None:
+        table = client.create_replay(name, ROW, 90, shards="all", sampler=tdserve.Prioritized())
+        index = fill(table)
+        assert table.update_priority(index, priority) == 0
+        assert table.get_priorities(index).tolist() == [2.0] * NUM_ROWS
+        assert table.update_priority(index[:0], priority) == 0
+        with pytest.raises(tdserve.InvalidRequestError, match=f"1 priorities for {NUM_ROWS} rows"):
+            table.update_priority(index, [2.0])
+        client.delete(name)
+        plain = client.create_replay(name, ROW, 90, shards="all")
+        with pytest.raises(tdserve.InvalidRequestError, match="has neither a sampler nor a remover"):
+            plain.update_priority(fill(plain), priority)
+
     @pytest.mark.parametrize("num_given", [None, 1, 20, 59, 61])
     def test_update_when_there_is_not_a_generation_for_each_row_then_refused_and_nothing_changed(
         self, client: tdserve.Client, name: str, num_given: int | None

@@ -23,7 +23,7 @@ from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.session.step_counts import StepCount, StepCounts
-from tdserve.client.tables.change_requests import spread_generations, to_priorities, to_row_numbers
+from tdserve.client.tables.change_requests import spread_generations, spread_priorities, to_row_numbers
 from tdserve.client.tables.draw_arguments import Conditions, check_ahead, check_min_rows, check_num_rows
 from tdserve.client.tables.sampling import Query
 from tdserve.client.tables.share import Share, parse_table_share
@@ -180,13 +180,13 @@ class ShardedReplayHandle(ShardedTable):
         """
         deadline = self.make_deadline(timeout_s)
         num_rows = len(to_row_numbers(index))
-        priority = to_priorities(priority, num_rows)
+        priorities = spread_priorities(priority, num_rows)
         generations = spread_generations(generation, num_rows)
 
         def update() -> int:
             def change(part: Any, rows: Any, where: torch.Tensor) -> int:
                 given = select_rows(generations, where, num_rows)
-                found: int = part.update_priority(rows, select_rows(priority, where, num_rows), generation=given)
+                found: int = part.update_priority(rows, select_rows(priorities, where, num_rows), generation=given)
                 return found
 
             num_skipped = sum(self.change_rows(index, deadline, change, done="changed"))

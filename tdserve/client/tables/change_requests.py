@@ -266,6 +266,12 @@ def is_batch(rows: Any) -> bool:
     return hasattr(rows, "keys") and not isinstance(rows, (np.ndarray, list, tuple))
 
 
+def spread_priorities(priority: Any, num_rows: int) -> NDArray[np.float64]:
+    """Returns the checked priority of each row, of one for each or one for all; errors as of ``to_priorities``."""
+    found = to_priorities(priority, num_rows)
+    return found if len(found) == num_rows else np.full(num_rows, found[0])
+
+
 def to_priorities(priority: Any, num_rows: int) -> NDArray[np.float64]:
     """Returns checked priorities: one per row, or a single one.
 
