@@ -151,6 +151,19 @@ class TableArgumentsSuite(Suite):
         with pytest.raises(tdserve.InvalidRequestError, match="has neither a sampler nor a remover"):
             plain.update_priority(fill(plain), priority)
 
+    @pytest.mark.parametrize("num_given", [2, 59])
+    def test_rows_when_there_is_not_a_generation_for_each_then_refused_and_nothing_changed(
+        self, client: tdserve.Client, name: str, num_given: int
+    ) -> None:
+        queue: Any = client.create_queue(name, ROW, 90, shards="all")
+        fill(queue)
+        rows = queue.take(NUM_ROWS, ack=False)
+        lacking = {"index": rows["index"], "generation": rows["generation"][:num_given]}
+        for call in (queue.ack, queue.delete):
+            with pytest.raises(tdserve.InvalidRequestError, match=f"{num_given} generations for {NUM_ROWS} rows"):
+                call(lacking)
+        queue.ack(rows)
+
     @pytest.mark.parametrize("num_given", [None, 1, 20, 59, 61])
     def test_update_when_there_is_not_a_generation_for_each_row_then_refused_and_nothing_changed(
         self, client: tdserve.Client, name: str, num_given: int | None

@@ -23,7 +23,7 @@ from tdserve.client.content.row_choice import choose_rows
 from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.session.call_conditions import may_repeat
 from tdserve.client.session.call_deadline import within
-from tdserve.client.tables.change_requests import is_batch, to_row_numbers
+from tdserve.client.tables.change_requests import is_batch, spread_generations, to_row_numbers
 from tdserve.client.tables.rows_by_number import get_keys
 from tdserve.client.tables.shaped_rows import check_row_index, shape_rows
 from tdserve.client.tables.table_counts import ask_counts
@@ -145,16 +145,18 @@ class ShardedRows(ShardedStore):
             done: What then has happened to the rows, such as "deleted", for errors; "" if nothing was changed.
 
         Raises:
+            InvalidRequestError: A batch has neither one generation for each row nor one for all. Nothing was changed.
             TransportError: A shard does not answer. The rows of the others were changed.
         """
         numbers = torch.from_numpy(np.asarray(to_row_numbers(index), np.int64).reshape(-1).copy())
-        generations = index.get("generation", None) if is_batch(index) else None
+        given = index.get("generation", None) if is_batch(index) else None
+        generations = spread_generations(given, len(numbers))
         where = self.split_numbers(index)
 
         def act(shard: int, part: Any) -> _Result:
             rows: Any = numbers[where[shard]] - self.get_first_row(shard)
             if generations is not None:
-                rows = {"index": rows, "generation": torch.as_tensor(generations).reshape(-1)[where[shard]]}
+                rows = {"index": rows, "generation": torch.from_numpy(generations[where[shard].numpy()])}
             return change(part, rows, where[shard])
 
         if not where:
