@@ -83,6 +83,17 @@ def test_subscription_when_nothing_comes_in_time_then_deadline_and_it_can_go_on(
     assert into["step"] == 2
 
 
+def test_subscription_when_a_step_is_within_a_block_then_it_ends_by_its_time(client: tdserve.Client, name: str) -> None:
+    dtensor.publish(client, name, make(1))
+    into = make(0)
+    subscription = dtensor.subscribe(client, name, into=into, newer_than=1, timeout_s=TIMEOUT_S)
+    with tdserve.within(0.05), pytest.raises(tdserve.DeadlineExceededError, match=name) as caught:
+        next(subscription)
+    assert caught.value.fields["timeout_s"] == 0.05
+    dtensor.publish(client, name, make(2))
+    assert (next(subscription).version, into["step"]) == (2, 2)
+
+
 @pytest.mark.parametrize("what", ["subscription", "client"])
 def test_subscription_when_closed_while_another_thread_waits_then_the_iteration_ends(
     server: tdserve.Server,

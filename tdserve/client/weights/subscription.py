@@ -9,6 +9,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError, TDServeError
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.call_conditions import may_repeat
+from tdserve.client.session.call_deadline import begin_step
 from tdserve.client.session.cancellation import Cancellation
 from tdserve.client.weights.pulls import Weights
 
@@ -32,7 +33,7 @@ class Subscription:
     Args:
         name: Name of the weights, for errors.
         pull: Gets the versions.
-        begin: Returns the deadline of a wait that begins.
+        begin: Returns the deadline of a wait that begins; one in a block ``tdserve.within`` ends by it as well.
         newer_than: Begins above this version.
     """
 
@@ -56,7 +57,7 @@ class Subscription:
             DeadlineExceededError: There was none in time; may be called again.
             TDServeError: As raised by ``Client.latest``; may be called again.
         """
-        deadline = self._begin()
+        deadline = begin_step(self._begin().timeout_s)
         while (cancellation := self._begin_step()) is not None:
             try:
                 with cancellation.watch():

@@ -90,6 +90,7 @@ def test_calls_when_within_a_block_then_they_end_by_its_time(server: tdserve.Ser
         async with tdserve.aio.connect(address, timeout_s=TIMEOUT_S) as client:
             queue = await client.create_queue("block", ROWS[0], 8)
             batches = await queue.batches(4, timeout_s=TIMEOUT_S)
+            versions = await client.subscribe("absent", timeout_s=TIMEOUT_S)
             async with queue.writer(timeout_s=TIMEOUT_S) as writer:
                 for _ in range(8):
                     await writer.append(ROWS[0])
@@ -105,6 +106,8 @@ def test_calls_when_within_a_block_then_they_end_by_its_time(server: tdserve.Ser
                 await writer.flush()  # the client's default
                 with tdserve.within(0.1), pytest.raises(tdserve.DeadlineExceededError):
                     await batches.__anext__()
+                with tdserve.within(0.1), pytest.raises(tdserve.DeadlineExceededError):
+                    await versions.__anext__()
             await batches.close()
             await client.delete("block")
 

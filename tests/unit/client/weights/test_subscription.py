@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -80,6 +81,27 @@ def test_subscription_when_nothing_comes_in_time_then_deadline_and_it_can_go_on(
     assert caught.value.fields["timeout_s"] == timeout_s
     publish(client, name, 2)
     assert next(subscription).version == 2
+
+
+@pytest.mark.parametrize("timeout_s", [TIMEOUT_S, math.inf])
+def test_subscription_when_a_step_is_within_a_block_then_it_ends_by_its_time_and_the_next_has_its_own(
+    client: tdserve.Client, name: str, timeout_s: float
+) -> None:
+    publish(client, name, 1)
+    subscription = client.subscribe(name, newer_than=1, timeout_s=timeout_s)
+    began_s = time.monotonic()
+    with tdserve.within(0.05):
+        for _ in range(2):
+            with pytest.raises(DeadlineExceededError, match=name) as caught:
+                next(subscription)
+            assert caught.value.fields["timeout_s"] == 0.05
+    assert time.monotonic() - began_s < TIMEOUT_S / 2
+    publish(client, name, 2)
+    assert next(subscription).version == 2
+    shorter = client.subscribe(name, newer_than=2, timeout_s=0.02)
+    with tdserve.within(TIMEOUT_S), pytest.raises(DeadlineExceededError) as caught:
+        next(shorter)
+    assert caught.value.fields["timeout_s"] == 0.02
 
 
 @pytest.mark.parametrize("what", ["subscription", "client"])
