@@ -48,6 +48,10 @@ def within(limit: float | Deadline) -> Iterator[None]:
     For calls of ``tdserve.aio`` the time includes the wait for a thread. A task that outlives the block has its
     client's default afterwards. Other threads that the program starts have it in any case.
 
+    A generator has no context of its own, as with ``decimal.localcontext``: a block in one that yields applies to the
+    code that iterates it as well, until the generator goes on and leaves it or is closed. Where that code must not be
+    limited, give the generator's calls a ``timeout_s``.
+
     Args:
         limit: Seconds from now. 0 asks once.
 
@@ -55,14 +59,15 @@ def within(limit: float | Deadline) -> Iterator[None]:
         InvalidRequestError: ``limit`` is negative, or no number.
         DeadlineExceededError: From a call of the block that would have to wait longer.
     """
-    outer = _block.get()
+    outer = _find_block()
     block = _Block(limit if isinstance(limit, Deadline) else begin_step(limit), outer)
     _block.set(block)
     try:
         yield
     finally:
         block.is_over = True
-        _block.set(outer)
+        if _block.get() is block:  # else the one that holds here began later, as one of a generator's, and goes on
+            _block.set(outer)
 
 
 def leave_blocks() -> None:
@@ -79,10 +84,16 @@ def begin_step(timeout_s: float | None) -> Deadline:
 
 def get_call_deadline() -> Deadline | None:
     """Returns the deadline of the call of which this thread or task makes a step; None if it makes none."""
+    block = _find_block()
+    return None if block is None else block.deadline
+
+
+def _find_block() -> _Block | None:
+    """Returns the innermost block that has not ended."""
     block = _block.get()
     while block is not None and block.is_over:
         block = block.outer
-    return None if block is None else block.deadline
+    return block
 
 
 def begin_call(timeout_s: float | None, default_s: float) -> Deadline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
@@ -71,3 +72,29 @@ def test_block_when_its_context_is_kept_then_over_there_too() -> None:
         kept = copy_context()
         assert kept.run(get_call_deadline) is not None
     assert kept.run(get_call_deadline) is None
+
+
+def yield_in_block(seconds: float) -> Iterator[None]:
+    """Is in a block whenever it waits to go on."""
+    with tdserve.within(seconds):
+        yield
+
+
+def test_block_when_one_of_a_generator_ends_amid_it_then_it_goes_on_and_then_none_is_left() -> None:
+    for _ in range(2):
+        generator = yield_in_block(20.0)
+        next(generator)
+        assert begin_call(None, DEFAULT_S).timeout_s == 20.0  # applies to the code that iterates
+        with tdserve.within(10.0):
+            assert next(generator, "end") == "end"
+            assert begin_call(None, DEFAULT_S).timeout_s == 10.0
+        assert begin_call(None, DEFAULT_S).timeout_s == DEFAULT_S
+
+
+def test_block_when_it_ends_amid_one_of_a_generator_then_that_one_goes_on() -> None:
+    generator = yield_in_block(10.0)
+    with tdserve.within(20.0):
+        next(generator)
+    assert begin_call(None, DEFAULT_S).timeout_s == 10.0
+    assert next(generator, "end") == "end"
+    assert begin_call(None, DEFAULT_S).timeout_s == DEFAULT_S
