@@ -7,9 +7,9 @@ cut from right to left (FSDP over tensor parallelism, where the sizes are uneven
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +36,12 @@ class Region(NamedTuple):
     def num_elements(self) -> int:
         """Number of its elements."""
         return math.prod(self.sizes)
+
+    @property
+    def text(self) -> str:
+        """Its indices, as in Python."""
+        runs = zip(self.offsets, self._ends, strict=True)
+        return f"[{', '.join(f'{start}:{end}' for start, end in runs)}]"
 
     def intersect(self, other: Region) -> Region | None:
         """Returns the box that is in both; None if there is none."""
@@ -73,6 +79,49 @@ class Cut(NamedTuple):
 def make_whole(shape: Sequence[int]) -> Region:
     """Returns the box of all elements of a tensor."""
     return Region((0,) * len(shape), tuple(shape))
+
+
+def find_overlap(regions: Collection[Region]) -> tuple[Region, Region] | None:
+    """Returns two of the boxes of a tensor that have an element in common; None if no two have.
+
+    Boxes that placements make are the cells of a grid, which is found out without a look at each two of them.
+    """
+    if len(regions) < 2 or (_are_cells(regions) and len(set(regions)) == len(regions)):
+        return None
+    active: list[Region] = []
+    for region in sorted(regions):
+        start = region.offsets[:1]
+        active = [each for each in active if each._ends[:1] > start]
+        for each in active:
+            if each.intersect(region) is not None:
+                return each, region
+        active.append(region)
+    return None
+
+
+def have_all_once(regions: Collection[Region], shape: Sequence[int]) -> bool:
+    """Returns whether each element of a tensor is in one of the boxes, and in no other."""
+    if sum(math.prod(sizes) for _, sizes in regions) != math.prod(shape):
+        return False
+    runs = zip(_list_runs(regions), shape, strict=False)  # of no boxes there are no runs
+    return find_overlap(regions) is None and all(
+        first >= 0 and first + size <= end for found, end in runs for first, size in found
+    )
+
+
+def _are_cells(regions: Collection[Region]) -> bool:
+    """Returns whether boxes that differ are cells of one grid: in each dimension, two of them have the same indices or
+    none in common."""
+    return all(
+        first + size <= start for found in _list_runs(regions) for (first, size), (start, _) in pairwise(sorted(found))
+    )
+
+
+def _list_runs(regions: Collection[Region]) -> list[set[Run]]:
+    """Lists what boxes have of each dimension. There may be many boxes, so no loop of Python goes over them."""
+    offsets, sizes = zip(*regions, strict=True) if regions else ((), ())
+    dims = zip(zip(*offsets, strict=True), zip(*sizes, strict=True), strict=True)
+    return [set(zip(starts, lengths, strict=True)) for starts, lengths in dims]
 
 
 def list_regions(tensor: DTensor, key: str, *, store: str = "") -> Sequence[Place]:

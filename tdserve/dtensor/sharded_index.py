@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tdserve.base.errors import CorruptDataError, NotSupportedError, SpecMismatchError
 from tdserve.client.weights.module_misfits import SHARDED
-from tdserve.dtensor.shard_regions import Region, make_whole
+from tdserve.dtensor.shard_regions import Region, find_overlap, have_all_once, make_whole
 from tdserve.structure.dtypes import ITEMSIZE
 from tdserve.structure.nodes import Path
 
@@ -131,10 +131,21 @@ def decode_index(text: str, values: Mapping[str, Any], *, store: str) -> Sharded
             PartVersion(name_part(store, rank), version, num_pieces)
             for rank, (version, num_pieces) in enumerate(found["parts"])
         ]
-        return ShardedIndex(found["publication"], parts, leaves, values)
+        hole = next((name for name, leaf in leaves.items() if not _is_whole(leaf)), None)
+        index = ShardedIndex(found["publication"], parts, leaves, values)
     except (KeyError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
         raise CorruptDataError(path=f"weights {store!r}", expected="the index of a version", actual=what) from error
+    if hole is not None:
+        leaf = leaves[hole]
+        actual = f"{len(leaf.pieces)} pieces with other boxes"
+        expected = f"pieces of {hole!r} that have each element of {leaf.dtype}{list(leaf.shape)} once"
+        raise CorruptDataError(path=f"weights {store!r}", expected=expected, actual=actual)
+    return index
+
+
+def _is_whole(leaf: IndexedLeaf) -> bool:
+    return have_all_once([piece.region for piece in leaf.pieces], leaf.shape)
 
 
 @dataclass(frozen=True)
@@ -192,6 +203,11 @@ def assign_pieces(ranks: Sequence[Mapping[str, RankLeaf]], *, store: str) -> dic
             actual = f"boxes with {num_held} elements at the ranks of the group"
             expected = f"all {math.prod(first.shape)} elements of {first.text} once"
             raise SpecMismatchError(store=store, key=name, expected=expected, actual=actual)
+        overlap = find_overlap(holders)
+        if overlap is not None:
+            actual = " and ".join(f"{region.text} at rank {holders[region][0]}" for region in overlap)
+            expected = f"placements of {first.text} that are the same at every rank"
+            raise SpecMismatchError(store=store, key=name, expected=expected, actual=f"{actual}, which overlap")
         found[name] = []
         for number, (region, candidates) in enumerate(sorted(holders.items())):
             rank = min(candidates, key=loads.__getitem__)

@@ -78,6 +78,30 @@ def test_pieces_when_some_are_nowhere_then_refused_by_key() -> None:
         assign_pieces([{"a": make_leaf(ROWS[0])}, {"a": make_leaf()}], store="w")
 
 
+def test_pieces_when_boxes_have_the_right_size_together_but_leave_a_hole_then_refused_by_key_and_ranks() -> None:
+    of_rows, of_columns = Region((0, 0), (3, 4)), Region((0, 2), (6, 2))
+    ranks = [{"a": RankLeaf("float32", (6, 4), True, [region])} for region in (of_rows, of_columns)]
+    with pytest.raises(SpecMismatchError, match=r"key 'a'.*\[0:3, 0:4\] at rank 0 and \[0:6, 2:4\] at rank 1"):
+        assign_pieces(ranks, store="w")
+
+
+@pytest.mark.parametrize(
+    "regions",
+    [
+        [Region((0, 0), (2, 3)), Region((0, 0), (1, 3))],
+        [Region((0, 0), (2, 3)), Region((3, 0), (1, 3))],
+        [Region((0, 0), (2, 3))],
+        [],
+    ],
+    ids=["overlap", "outside", "missing", "none"],
+)
+def test_index_when_pieces_leave_a_hole_then_refused(regions: list[Region]) -> None:
+    pieces = [IndexedPiece(0, (f"a#{number}",), region) for number, region in enumerate(regions)]
+    index = ShardedIndex("ab12", [PartVersion("w.part-0", 7, 2)], {"a": IndexedLeaf("int8", (3, 3), pieces)})
+    with pytest.raises(CorruptDataError, match=r"pieces of 'a' that have each element of int8\[3, 3\] once"):
+        decode_index(index.encode(), {}, store="w")
+
+
 @pytest.mark.parametrize("other", [make_leaf(*ROWS, dtype="int8"), make_leaf(make_whole((3, 3)), is_sharded=False)])
 def test_pieces_when_ranks_differ_in_a_leaf_then_refused_by_key(other: RankLeaf) -> None:
     with pytest.raises(SpecMismatchError, match=r"key 'a': expected a DTensor of float32\[3, 3\].* at rank 1"):
