@@ -1,5 +1,7 @@
 """Files with a JSON object in each line: numbers become tensors, as do lists of them that have one shape; lists of
 numbers that vary in length ragged ones, objects nested keys, and all else, such as text and chats, non-tensor values.
+So are integers, booleans and lists if a row has null or nothing there: logs have keys that come late. Of fractions null
+is nan.
 
 A file is read twice: what its columns are is known after its last line. One piece of its rows is in memory at a time.
 """
@@ -18,7 +20,6 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.imports.import_source import (
-    CHOOSE_OTHERS,
     ImportOptions,
     ImportSource,
     Key,
@@ -43,7 +44,7 @@ def open_json_lines(path: str, options: ImportOptions) -> ImportSource:
     """Opens a file of JSON lines.
 
     Raises:
-        InvalidRequestError: It cannot be read, a line is no object, or a column cannot be imported.
+        InvalidRequestError: It cannot be read, a line is no object, or there is no such key.
     """
     return _LineSource(path, options)
 
@@ -65,7 +66,7 @@ class _LineSource(ImportSource):
         if not self.num_rows:
             raise make_path_error(path, "there are no rows in it")
         self.row_nbytes = max(os.path.getsize(path) // self.num_rows, 1)
-        self._reads: dict[Key, _Read] = dict(seen.list_reads((), path, options.keys, self.num_rows))
+        self._reads: dict[Key, _Read] = dict(seen.list_reads((), options.keys, self.num_rows))
         unused = [key for key in options.keys if not any(each[: len(key)] == key for each in self._reads)]
         if unused or not self._reads:
             missing = "/".join(unused[0]) if unused else "columns"
@@ -126,43 +127,35 @@ class _Column:
         elif kind is int:
             self._is_wide |= _is_wide([item])
 
-    def list_reads(self, path: Key, file: str, keys: Sequence[Key], num_rows: int) -> Iterator[tuple[Key, _Read]]:
+    def list_reads(self, path: Key, keys: Sequence[Key], num_rows: int) -> Iterator[tuple[Key, _Read]]:
         """Yields what reads this column, or each one below it.
 
         Args:
             path: Its key.
-            file: The file, for errors.
             keys: Only these and what is below them; none: all.
             num_rows: Of the file.
-
-        Raises:
-            InvalidRequestError: Some rows lack a number or list.
         """
         if self.num_rows < num_rows:
             self._types.add(_NONE)
         if self._types in ({dict}, {dict, _NONE}):
             for key, child in self.children.items():
-                yield from child.list_reads((*path, key), file, keys, num_rows)
+                yield from child.list_reads((*path, key), keys, num_rows)
         elif not keys or any(path[: len(key)] == key for key in keys):
-            read, missing = self._choose_read()
-            if missing:
-                raise make_path_error(file, f"column {'/'.join(path)} has rows without a {missing}; {CHOOSE_OTHERS}")
-            yield path, read
+            yield path, self._choose_read()
 
-    def _choose_read(self) -> tuple[_Read, str]:
-        """Returns what reads this column, and what is missing in some of its rows; "" if that is nothing."""
+    def _choose_read(self) -> _Read:
+        """Returns what reads this column."""
         types, has_none = self._types - {_NONE}, _NONE in self._types
         dtype = self._find_dtype(types)
         if dtype is not None:
             is_missing = has_none and dtype != np.float64  # of floats null is nan
-            return partial(np.array, dtype=dtype), "number" if is_missing else ""
+            return make_value_array if is_missing else partial(np.array, dtype=dtype)
         dtype = self._find_dtype(self._elements - {_NONE}) if types == {list} else None
+        is_missing = has_none or (_NONE in self._elements and dtype != np.float64)
         is_dense = len(self._shapes) == 1
-        if dtype is None or not (is_dense or self._num_dims == {1}):
-            return make_value_array, ""
-        is_missing = _NONE in self._elements and dtype != np.float64
-        read = partial(_read_dense, dtype, *self._shapes) if is_dense else partial(_read_ragged, dtype)
-        return read, "list" if has_none else "number" if is_missing else ""
+        if dtype is None or is_missing or not (is_dense or self._num_dims == {1}):
+            return make_value_array
+        return partial(_read_dense, dtype, *self._shapes) if is_dense else partial(_read_ragged, dtype)
 
     def _find_dtype(self, types: set[type]) -> np.dtype[Any] | None:
         """Returns the dtype of numbers of these types; None if they are not numbers, or not of one kind."""

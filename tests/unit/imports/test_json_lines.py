@@ -63,6 +63,11 @@ def test_columns_when_read_then_as_json_has_them(tmp_path: Path) -> None:
         [[], []],
         [True, 1],
         ["é", None],
+        [1, None],
+        [None, True],
+        [[1.5], None],
+        [[1, None], [2, 3]],
+        [None, None],
     ],
 )
 def test_column_when_no_tensor_holds_it_then_its_values_stay_what_they_are(tmp_path: Path, values: list[Any]) -> None:
@@ -71,19 +76,21 @@ def test_column_when_no_tensor_holds_it_then_its_values_stay_what_they_are(tmp_p
     assert list(found["x"]) == values
 
 
-def test_null_when_among_fractions_then_nan_and_among_integers_or_lists_refused(tmp_path: Path) -> None:
+def test_null_when_among_fractions_then_nan(tmp_path: Path) -> None:
     rows = [{"f": 1.0, "l": [None, 0.5], "n": {"g": 1.5}}, {"f": None, "l": [1.0, 2.0], "n": None}, {"l": [3.0, 4.0]}]
     ((_, found),) = read(write(tmp_path / "rows.jsonl", *rows))
     assert [math.isnan(each) for each in found["f"]] == [False, True, True]
     assert math.isnan(found["l"][0, 0])
     assert [math.isnan(each) for each in found["n"]["g"]] == [False, True, True]
-    for value, what in ((1, "number"), (True, "number"), ([1.0], "list"), ([1, None], "number")):
-        path = write(tmp_path / "lacking.jsonl", {"n": {"x": value}, "y": 1}, {"y": 2})
-        if isinstance(value, list) and None in value:
-            path = write(tmp_path / "lacking.jsonl", {"n": {"x": value}, "y": 1}, {"n": {"x": value}, "y": 2})
-        with pytest.raises(InvalidRequestError, match=rf"column n/x has rows without a {what}; choose others by key"):
-            read(path)
-        assert read(path, ("y",))[0][1]["y"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("value", [1, True, [1.0], "a"])
+def test_key_when_it_comes_late_then_rows_before_have_none(tmp_path: Path, value: Any) -> None:
+    path = write(tmp_path / "late.jsonl", {"y": 1}, {"y": 2, "n": {"x": value}}, {"y": 3, "n": None})
+    found = [piece for _, piece in read(path, max_rows=1)]
+    assert [list(piece["n"]["x"]) for piece in found] == [[None], [value], [None]]
+    assert {piece["n"]["x"].dtype for piece in found} == {np.dtype(np.object_)}
+    assert {piece["y"].dtype for piece in found} == {np.dtype(np.int64)}
 
 
 def test_file_when_rows_are_many_or_large_then_read_in_pieces_of_one_kind(tmp_path: Path) -> None:
