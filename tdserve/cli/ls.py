@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from tdserve.base.errors import CorruptDataError, StoreNotFoundError
 from tdserve.cli.options import Inquiry, asks_server, report_lost
@@ -14,10 +15,29 @@ from tdserve.client.cluster.cluster_catalog import ClusterCatalog
 from tdserve.client.session.catalog_client import CatalogClient
 from tdserve.client.session.description import StoreDescription
 
+if TYPE_CHECKING:
+    from click import Context, Parameter
+
 KINDS = ("tensordict", "replay", "queue", "weights", "keyed")
 """Kinds of stores, as they are shown."""
 
+KINDS_BY_WORD = {**{kind: kind for kind in KINDS}, "kv": "keyed", "dataset": "tensordict", "store": "tensordict"}
+"""By what --kind takes: also the words by which Python makes and opens them."""
+
 COLUMNS = ("name", "kind", "rows", "capacity", "size", "version", "age")
+
+
+def _read_kinds(context: Context, parameter: Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    words = [word.strip() for text in given for word in text.split(",")]
+    unknown = next((word for word in words if word not in KINDS_BY_WORD), None)
+    if unknown is not None:
+        click.STRING.fail(f"{unknown!r} is not one of {', '.join(map(repr, KINDS_BY_WORD))}", parameter, context)
+    return tuple(KINDS_BY_WORD[word] for word in words)
+
+
+def _complete_kinds(context: Context, parameter: Parameter, incomplete: str) -> list[CompletionItem]:
+    head, comma, last = incomplete.rpartition(",")
+    return [CompletionItem(f"{head}{comma}{word}") for word in KINDS_BY_WORD if word.startswith(last)]
 
 
 @click.command()
@@ -25,9 +45,11 @@ COLUMNS = ("name", "kind", "rows", "capacity", "size", "version", "age")
 @click.option(
     "--kind",
     "kinds",
-    type=click.Choice(KINDS),
+    callback=_read_kinds,
+    shell_complete=_complete_kinds,
+    metavar=f"[{'|'.join(KINDS_BY_WORD)}],...",
     multiple=True,
-    help="Only stores of this kind; may be repeated. Those that cannot be described are left out.",
+    help="Only stores of these kinds; may be repeated. Those that cannot be described are left out.",
 )
 @asks_server
 def ls(inquiry: Inquiry, is_long: bool, kinds: tuple[str, ...]) -> int:

@@ -56,6 +56,8 @@ def test_ls_when_server_is_live_then_lists_every_store(shell: Shell) -> None:
     assert shell.lines("ls") == ["keyed", "plain", "policy", "replay", "scalar"]
     assert shell.json("ls") == ["keyed", "plain", "policy", "replay", "scalar"]
     assert shell.lines("ls", "--kind", "weights", "--kind", "replay") == ["policy", "replay"]
+    assert shell.lines("ls", "--kind", "kv,weights", "--kind", "replay, queue") == ["keyed", "policy", "replay"]
+    assert shell.lines("ls", "--kind", "dataset") == shell.lines("ls", "--kind", "store") == ["plain", "scalar"]
     assert shell.json("ls", "--kind", "queue") == []
     assert [each["name"] for each in shell.json("ls", "-l", "--kind", "tensordict")] == ["plain", "scalar"]
     assert [line.split()[0] for line in shell.lines("ls", "-l", "--kind", "keyed")][-1] == "keyed"
