@@ -15,6 +15,7 @@ from tdserve.base.errors import ClosedError, DeadlineExceededError, StoreNotFoun
 from tdserve.client.content.devices import begin
 from tdserve.client.tables import batches as table_batches
 from tdserve.client.tables.batches_ahead import BatchesAhead
+from tdserve.client.tables.sampling import ask
 from tests.processes import wait_for
 from tests.threads import find_threads
 
@@ -35,6 +36,26 @@ def test_next_when_asked_then_batches_of_that_many_rows(replay: tdserve.ReplayHa
         for batch in islice(batches, 10):
             assert batch["a"].tolist() == batch["index"].tolist()
             assert len(batch) == 4
+
+
+@pytest.mark.parametrize(
+    ("row_nbytes", "prefetch", "expected"),
+    [(8, 100_000, table_batches.MAX_BATCHES_ASKED), (8, 6, 3), (4 << 20, 100_000, 4), (32 << 20, 6, 1)],
+)
+def test_request_when_many_batches_are_prefetched_then_asks_for_few_bytes_and_batches_of_them(
+    client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch, row_nbytes: int, prefetch: int, expected: int
+) -> None:
+    asked = list[int]()
+
+    def note(*arguments: Any, num_batches: int, **options: Any) -> Any:
+        asked.append(num_batches)
+        return ask(*arguments, num_batches=num_batches, **options)
+
+    monkeypatch.setattr(table_batches, "ask", note)
+    made = client.create_replay(name, TensorDict({"a": torch.zeros(row_nbytes, dtype=torch.uint8)}), 8)
+    with made.batches(4, prefetch=prefetch):
+        wait_for(lambda: asked, "a request")
+    assert asked[0] == expected
 
 
 def test_next_when_there_are_too_few_rows_then_deadline_and_goes_on_later(client: tdserve.Client, name: str) -> None:
