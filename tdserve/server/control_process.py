@@ -234,6 +234,7 @@ class ControlProcess:
             if process is not None:
                 await process.stop()
         self._services.alterations.close()
+        self._services.lease_timer.close()
         self._process_watch.close()
         self._process_watch.remove_unused()
         await asyncio.gather(*(worker.stop() for worker in self._workers))

@@ -25,6 +25,7 @@ from tdserve.server.syncing import Syncing
 from tdserve.server.tables.claiming import Claiming
 from tdserve.server.tables.dead_values import DeadValues
 from tdserve.server.tables.extends import Extends
+from tdserve.server.tables.lease_timer import LeaseTimer
 from tdserve.server.tables.row_changes import RowChanges
 from tdserve.server.tables.row_reads import RowReads
 from tdserve.server.tables.rule_keys import RuleKeys
@@ -66,6 +67,7 @@ class Services:
     adoption: Adoption
     claiming: Claiming
     samples: Samples
+    lease_timer: LeaseTimer
     extends: Extends
     row_reads: RowReads
     changes: RowChanges
@@ -94,11 +96,13 @@ def assemble(
     stores, (held, unsent) = Stores(root, db, watch, workers), make_budgets(config.memory_limit_bytes)
     creation, answers, values_worker = Creation(stores, sessions), CommittedAnswers(db), workers[VALUES_WORKER]
     reads, groups, traffic, rule_keys = Reads(), Groups(), Traffic(unsent), RuleKeys()
-    entries, changes = KeyedEntries(stores, answers, values_worker=values_worker), RowChanges(stores, answers)
+    entries, lease_timer = KeyedEntries(stores, answers, values_worker=values_worker), LeaseTimer(stores)
+    changes = RowChanges(stores, answers, lease_timer=lease_timer)
     writes = Writes(stores, creation, answers, values_worker=values_worker, traffic=traffic)
     alterations = Alterations(stores, answers, values_worker=values_worker)
     adoption = Adoption(stores, answers, values_worker=values_worker, folders=config.adoptable)
-    claiming, samples = Claiming(stores, answers, traffic=traffic), Samples(stores, rule_keys=rule_keys)
+    claiming = Claiming(stores, answers, traffic=traffic)
+    samples = Samples(stores, rule_keys=rule_keys, lease_timer=lease_timer)
     extends = Extends(stores, answers, rule_keys=rule_keys, claiming=claiming, values_worker=values_worker)
     row_reads, versions = RowReads(stores, samples), VersionSender(stores, traffic=traffic)
     publishing = Publishing(stores, answers, versions=versions)
@@ -117,6 +121,7 @@ def assemble(
         adoption=adoption,
         claiming=claiming,
         samples=samples,
+        lease_timer=lease_timer,
         extends=extends,
         row_reads=row_reads,
         changes=changes,

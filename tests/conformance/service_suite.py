@@ -23,6 +23,7 @@ from tdserve.base.errors import (
     StoreExistsError,
     StoreNotFoundError,
 )
+from tests.conformance.limited_leases_suite import LimitedLeasesSuite
 from tests.conformance.row_deletions_suite import RowDeletionsSuite
 from tests.conformance.row_reads_suite import RowReadsSuite
 from tests.conformance.suite import Connect
@@ -73,7 +74,7 @@ def assert_equal(found: TensorDict, expected: TensorDict) -> None:
 
 
 @pytest.mark.integration
-class ServiceSuite(RowReadsSuite, RowDeletionsSuite, TableArgumentsSuite):
+class ServiceSuite(RowReadsSuite, RowDeletionsSuite, TableArgumentsSuite, LimitedLeasesSuite):
     """The requirements of the service over every transport.
 
     A subclass gives ``connect``, which returns a fresh client of one server that may have other stores, and

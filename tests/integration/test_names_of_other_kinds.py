@@ -174,6 +174,7 @@ TABLE_CALLS: dict[str, Callable[[Handles], Any]] = {
     "clear": lambda old: old.table.clear(),
     "close": lambda old: old.table.close(),
     "ack of a block": lambda old: old.taken.ack(),
+    "renewal of a block": lambda old: old.taken.renew(1.0),
 }
 """Calls that handles of both kinds of tables have."""
 
@@ -182,6 +183,7 @@ QUEUE_CALLS: dict[str, Callable[[Handles], Any]] = TABLE_CALLS | {
     "take without a block": lambda old: old.table.take(2, min_rows=1, ack=False),
     "batches": lambda old: next(old.table.batches(2)),
     "ack": lambda old: old.table.ack(old.rows),
+    "renew": lambda old: old.table.renew(old.rows, 1.0),
     "set_limiter": lambda old: old.table.set_limiter(tdserve.Queue(50)),
     "set_sampler": lambda old: old.table.set_sampler(tdserve.Fifo()),
 }
@@ -194,6 +196,7 @@ REPLAY_CALLS: dict[str, Callable[[Handles], Any]] = TABLE_CALLS | {
     "batches of a consumer": lambda old: next(old.table.batches(2, consumer="c")),
     "take": lambda old: old.table.take(2, consumer="c"),
     "ack": lambda old: old.table.ack(old.rows, consumer="c"),
+    "renew": lambda old: old.table.renew(old.rows, 1.0, consumer="c"),
     "update_priority": lambda old: old.table.update_priority(old.rows, 1.0),
     "get_priorities": lambda old: old.table.get_priorities([0, 1]),
     "forget_draws": lambda old: old.table.forget_draws(),

@@ -30,11 +30,15 @@ class StoreModel(ABC):
         name: Its name.
         chance: Decides what clients do.
         calls: The order of all calls.
+
+    Attributes:
+        outlasts_clients: Whether clients stay connected until the end, and it is whole all the same.
     """
 
     kind: ClassVar[str]
 
     def __init__(self, name: str, chance: random.Random, calls: Calls) -> None:
+        self.outlasts_clients = False
         self.name = name
         self.chance = chance
         self.calls = calls

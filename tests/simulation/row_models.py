@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from tdserve.base.errors import WrongStateError
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.rules.replay.conditions import OWN
 from tdserve.rules.replay.limiter import MinSize, Queue, SampleToInsertRatio
@@ -16,6 +19,10 @@ from tests.simulation import content
 from tests.simulation.calls import Call
 from tests.simulation.models import LONG_S, TIMEOUT_S, StoreModel, read_numbers
 from tests.simulation.simulated_client import SimulatedClient
+from tests.simulation.virtual_time import clock, pause
+
+MAX_LEASE_S = 1.0
+"""Longest limit of a lease."""
 
 LIMITERS = (
     SampleToInsertRatio(ratio=0.5, min_size=1, error_buffer=4.0),
@@ -160,8 +167,47 @@ class TableModel(StoreModel):
         assert counts.rows <= self.capacity
 
 
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a job.
+
+    Attributes:
+        scope: What the lease ends with; None: it has ended.
+        until_s: Before this time it does not end by itself.
+    """
+
+    client: SimulatedClient
+    scope: object
+    until_s: float
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether the lease cannot have ended yet."""
+        return self.scope is not None and self.client.lease_scope is self.scope and clock.now_s < self.until_s
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Jobs that a client has got.
+
+    Attributes:
+        request: The number of the request that took them.
+        lease_s: The limit of the lease; 0.0: none.
+    """
+
+    rows: list[content.FoundRow]
+    request: int
+    lease_s: float
+
+    @property
+    def jobs(self) -> set[int]:
+        """The jobs."""
+        return {row.identity for row in self.rows}
+
+
 class QueueModel(StoreModel):
-    """Jobs, each of which is consumed once."""
+    """Jobs, each of which is consumed once. Of some queues all leases are limited: then jobs that their clients forget
+    come back although the clients stay."""
 
     kind = "queue"
     max_size = 6
@@ -172,7 +218,8 @@ class QueueModel(StoreModel):
         self.settings = self.make_settings()
         self.stored = content.ROW.prepend((self.max_size,))
         self.extend_of: dict[int, Call[Any]] = {}
-        self.holders: dict[tuple[str, int], tuple[SimulatedClient, object]] = {}
+        self.holders: dict[tuple[str, int], Holder] = {}
+        self.outlasts_clients = self.chance.random() < 0.4
         self.acknowledged: dict[str, set[int]] = {consumer: set() for consumer in self.consumers}
         self.maybe_acknowledged: dict[str, set[int]] = {consumer: set() for consumer in self.consumers}
 
@@ -195,21 +242,28 @@ class QueueModel(StoreModel):
             await self.calls.settle(call, client.call(1.0, by_mail=by_mail, extend=asked))
         else:
             consumer = self.chance.choice(self.consumers)
-            taken = await self._take(client, consumer, self.chance.randint(1, 2), 0.5)
-            if taken:
+            is_limited = self.outlasts_clients or self.chance.random() < 0.3
+            lease_s = self.chance.uniform(0.01, MAX_LEASE_S) if is_limited else 0.0
+            taken = await self._take(client, consumer, self.chance.randint(1, 2), 0.5, lease_s=lease_s)
+            if taken.rows and taken.lease_s:
+                await self._work(client, consumer, taken)
+            elif taken.rows:
                 await self._end(client, consumer, taken)
 
     async def _take(
-        self, client: SimulatedClient, consumer: str, num_rows: int, timeout_s: float
-    ) -> list[content.FoundRow]:
+        self, client: SimulatedClient, consumer: str, num_rows: int, timeout_s: float, *, lease_s: float = 0.0
+    ) -> Taken:
         min_rows = self.chance.randint(0, num_rows)
         asked = control_pb2.SampleRequest(
-            store=self.name, num_rows=num_rows, min_rows=min_rows, is_lease=True, consumer=consumer
+            store=self.name, num_rows=num_rows, min_rows=min_rows, is_lease=True, lease_s=lease_s, consumer=consumer
         )
-        take = await self.make(client, "take", timeout_s, sample=asked)
+        attempts_s: list[float] = []
+        take = await self.make(
+            client, "take", timeout_s, on_attempt=lambda: attempts_s.append(clock.now_s), sample=asked
+        )
         if take.outcome != "done":
             client.give_up(client.newest)
-            return []
+            return Taken([], 0, 0.0)
         found = content.decode_rows_of_table(self.stored, take.done, self.settings.list_added_columns())
         assert (min_rows or num_rows) <= len(found) <= num_rows, f"{len(found)} of {min_rows} to {num_rows} jobs"
         for row in found:
@@ -219,28 +273,81 @@ class QueueModel(StoreModel):
             is_had = row.identity in self.acknowledged[consumer]
             assert not is_had, f"job {row.identity} was consumed, and comes again"
             holder = self.holders.get((consumer, row.identity))
-            is_held = holder is not None and holder[1] is not None and holder[0].lease_scope is holder[1]
+            is_held = holder is not None and holder.is_holding
             assert not is_held, f"job {row.identity} is on lease to another client"
-            self.holders[consumer, row.identity] = client, client.lease_scope
-        return found
+        taken = Taken(found, client.newest, lease_s)
+        self._hold(client, consumer, taken.jobs, attempts_s[-1] + lease_s if lease_s else math.inf)
+        return taken
 
-    async def _end(self, client: SimulatedClient, consumer: str, taken: list[content.FoundRow]) -> None:
-        leased = control_pb2.Leased(
+    def _hold(self, client: SimulatedClient, consumer: str, jobs: set[int], until_s: float) -> None:
+        holder = Holder(client, client.lease_scope, until_s)
+        self.holders.update(dict.fromkeys(((consumer, job) for job in jobs), holder))
+
+    def _let_go(self, client: SimulatedClient, consumer: str, jobs: set[int]) -> None:
+        """Notes that a client may not hold jobs any more; others may have got them before."""
+        for job in jobs:
+            holder = self.holders.get((consumer, job))
+            if holder is not None and holder.client is client:
+                del self.holders[consumer, job]
+
+    async def _work(self, client: SimulatedClient, consumer: str, taken: Taken) -> None:
+        """Keeps jobs of a limited lease for a while, perhaps renews it, and ends it or hangs."""
+        for _ in range(self.chance.randint(0, 2)):
+            await pause(self.chance.random() ** 2 * MAX_LEASE_S)
+            await self._renew(client, consumer, taken)
+        await pause(self.chance.random() ** 2 * MAX_LEASE_S)
+        if self.chance.random() < 0.7:
+            await self._end(client, consumer, taken)
+
+    async def _renew(self, client: SimulatedClient, consumer: str, taken: Taken) -> None:
+        leased, lease_s, begun_s = self._name(consumer, taken), self.chance.uniform(0.01, MAX_LEASE_S), clock.now_s
+        leased.lease_s = lease_s
+        before = [self.holders.get((consumer, job)) for job in taken.jobs]
+        is_holding = all(each is not None and each.client is client and each.is_holding for each in before)
+        self._let_go(client, consumer, taken.jobs)  # it may end sooner than before
+        asked = control_pb2.ChangeRequest(store=self.name, renew=leased)
+        renewal = await self.make(client, "renew", by_mail=self.chance.random() < 0.5, change=asked)
+        scope = client.lease_scope
+        if renewal.outcome == "done" and all(each is None or each.scope is scope for each in before):
+            for job in taken.jobs:
+                others = self.holders.get((consumer, job))
+                assert others is None or not others.is_holding, f"job {job} was renewed, and is another client's"
+            self._hold(client, consumer, taken.jobs, begun_s + lease_s)
+        self._check_refusal(renewal, before if is_holding else [])
+
+    def _check_refusal(self, call: Call[Any], before: list[Holder | None]) -> None:
+        """Checks that a lease that cannot have ended was not refused.
+
+        Args:
+            before: Who held the jobs when the call began.
+        """
+        if call.outcome == "failed" and isinstance(call.error, WrongStateError) and before:
+            is_holding = all(each is not None and each.is_holding for each in before)
+            assert not is_holding, f"{call.what} was refused although the lease goes on: {call.error}"
+
+    def _name(self, consumer: str, taken: Taken) -> control_pb2.Leased:
+        return control_pb2.Leased(
             consumer=consumer,
-            rows=encode_rows(np.array([each.row for each in taken], np.int64)),
-            generations=np.array([each.generation for each in taken], np.int64).astype("<u4").tobytes(),
+            rows=encode_rows(np.array([each.row for each in taken.rows], np.int64)),
+            generations=np.array([each.generation for each in taken.rows], np.int64).astype("<u4").tobytes(),
+            request=taken.request if taken.lease_s or self.chance.random() < 0.5 else 0,
         )
-        jobs = {row.identity for row in taken}
+
+    async def _end(self, client: SimulatedClient, consumer: str, taken: Taken) -> None:
+        leased, jobs = self._name(consumer, taken), taken.jobs
         if self.chance.random() < 0.2:
-            for job in jobs:
-                self.holders.pop((consumer, job))
+            self._let_go(client, consumer, jobs)
             await self.make(client, "give back", change=control_pb2.ChangeRequest(store=self.name, give_back=leased))
             return
         asked = control_pb2.ChangeRequest(store=self.name, acknowledge=leased)
+        before = [self.holders.get((consumer, job)) for job in jobs]
+        is_own = all(each is not None and each.client is client for each in before)
         ack = await self.make(client, "acknowledge", by_mail=self.chance.random() < 0.5, change=asked)
-        for job in jobs:
-            self.holders.pop((consumer, job), None)
+        self._check_refusal(ack, before if is_own else [])
+        self._let_go(client, consumer, jobs)
         if ack.outcome == "done":
+            twice = jobs & self.acknowledged[consumer]
+            assert not twice, f"jobs {twice} were consumed twice"
             self.acknowledged[consumer] |= jobs
         if ack.outcome != "failed":  # otherwise they come again, unless somebody else acknowledges them
             self.maybe_acknowledged[consumer] |= jobs
@@ -254,9 +361,9 @@ class QueueModel(StoreModel):
         left: list[int] = []
         while True:
             found = await self._take(client, consumer, 1, 0.0)
-            if not found:
+            if not found.rows:
                 break
-            left += [row.identity for row in found]
+            left += [row.identity for row in found.rows]
         await self._wait_returned(client, consumer, left)
         assert len(set(left)) == len(left), f"jobs come twice: {left}"
         for job, extend in self.extend_of.items():
@@ -264,9 +371,12 @@ class QueueModel(StoreModel):
                 assert job in left, f"job {job} was put, and is gone"
 
     async def _wait_returned(self, client: SimulatedClient, consumer: str, left: list[int]) -> None:
-        """Takes what comes back from sessions that have just ended."""
-        for _ in range(3):
-            left += [row.identity for row in await self._take(client, consumer, 1, 1.0)]
+        """Takes what comes back from sessions that have just ended, or from leases that soon do."""
+        num_empty = 0
+        while num_empty < 3:
+            found = await self._take(client, consumer, 1, MAX_LEASE_S)
+            num_empty += not found.rows
+            left += [row.identity for row in found.rows]
 
 
 class ConsumersModel(QueueModel):

@@ -74,12 +74,17 @@ class Schedule:
             await disturbing
             server.crash_share = server.full_share = 0.0
         await server.wait_up()
-        for client in self._clients:
-            client.cut()
+        if not model.outlasts_clients:
+            self._cut_all()
         checker = self._make_client()
         await model.finish(checker)
+        self._cut_all()
         await model.delete(checker)
         checker.cut()
+
+    def _cut_all(self) -> None:
+        for client in self._clients:
+            client.cut()
 
     async def _act(self, place: int) -> None:
         for _ in range(NUM_CALLS):

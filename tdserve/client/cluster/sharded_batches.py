@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from threading import BoundedSemaphore
 from types import TracebackType
 from typing import Any, NoReturn
 
-from tdserve.base.errors import DeadlineExceededError, EndOfStreamError, TDServeError
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import DeadlineExceededError, EndOfStreamError, TDServeError, WrongStateError
 from tdserve.client.cluster.drawn_parts import DrawnPart
 from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.sharded_table import ShardedTable
@@ -25,11 +26,14 @@ from tdserve.client.tables.share import Share
 from tdserve.client.tables.taking import (
     Lease,
     acknowledge,
+    choose_lease_s,
     describe_taken,
     give_back_later,
     make_subscript_error,
     name_rows,
+    renew,
 )
+from tdserve.rules.replay.leases import RENEWING
 
 
 @leave_modes_in_calls
@@ -84,25 +88,55 @@ class ShardedTaken:
         """
         self._unseen.detach()
         deadline, held = self._table.make_deadline(timeout_s), self._held
+        done: set[int] = set()
+
+        def act(number: int) -> None:
+            part, lease = held[number]
+            acknowledge(part.client, part.query, lease, deadline)
+            done.add(number)
+
+        try:
+            self._act_on_each(held, act, deadline, "acknowledged")
+        finally:
+            self._held = [each for number, each in enumerate(held) if number not in done]
+
+    def renew(self, lease_s: float | None = None, *, timeout_s: float | None = None) -> None:
+        """Renews the lease of the rows of each shard, at the same time; arguments as of ``tdserve.Taken``.
+
+        Raises:
+            WrongStateError: This client does not hold those of one any more. The others were renewed.
+        """
+        seconds, deadline, held = choose_lease_s(self._query, lease_s), self._table.make_deadline(timeout_s), self._held
+        if not held:
+            raise WrongStateError(state="the rows were acknowledged or given back", event=RENEWING)
+
+        def act(number: int) -> None:
+            part, lease = held[number]
+            renew(part.client, part.query, lease, seconds, deadline)
+
+        self._act_on_each(held, act, deadline, "renewed")
+
+    def _act_on_each(
+        self, held: Sequence[tuple[DrawnPart, Lease]], act: Callable[[int], None], deadline: Deadline, done: str
+    ) -> None:
+        """Calls ``act`` with the number of each part, those of different shards at the same time.
+
+        Args:
+            done: What has been done to the rows of the others, for the error if one shard fails.
+        """
         where: defaultdict[int, list[int]] = defaultdict(list)
         for number, (part, _) in enumerate(held):
             where[part.shard].append(number)
-        done: set[int] = set()
 
-        def act(shard: int, _: Any) -> None:
+        def act_on_shard(shard: int, _: Any) -> None:
             for number in where[shard]:
-                part, lease = held[number]
-                acknowledge(part.client, part.query, lease, deadline)
-                done.add(number)
+                act(number)
 
         def explain_done(shards: list[int]) -> str:
             counts = {shard: sum(len(to_row_numbers(held[n][1].rows)) for n in each) for shard, each in where.items()}
-            return self._table.explain_done("acknowledged", counts, shards)
+            return self._table.explain_done(done, counts, shards)
 
-        try:
-            self._table.ask_each(where, act, deadline=deadline, explain_done=explain_done)
-        finally:
-            self._held = [each for number, each in enumerate(held) if number not in done]
+        self._table.ask_each(where, act_on_shard, deadline=deadline, explain_done=explain_done)
 
     def give_back(self) -> None:
         """Gives the rows back to others."""

@@ -12,7 +12,7 @@ from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.session.call_traces import gather_spans
-from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
+from tdserve.client.tables.draw_arguments import Conditions, check_lease_s, check_min_rows, check_num_rows
 from tdserve.client.tables.taken_batches import TakenBatches
 from tdserve.client.tables.taking import to_numbers
 from tdserve.rules.placement import PlacementRecord
@@ -38,6 +38,7 @@ class ShardedQueueHandle(ShardedTable):
         min_rows: int | None = None,
         max_lag: int | None = None,
         ack: bool = True,
+        lease_s: float | None = None,
         pad: Pad = None,
         numpy: bool | None = None,
         timeout_s: float | None = None,
@@ -45,7 +46,8 @@ class ShardedQueueHandle(ShardedTable):
         """Takes rows; arguments, results and errors as of ``QueueHandle.take``."""
         num_rows = check_num_rows(num_rows, None)
         deadline = self.make_deadline(timeout_s)
-        conditions = Conditions(max_lag=max_lag, min_rows=check_min_rows(min_rows, num_rows))
+        fewest, lasting_s = check_min_rows(min_rows, num_rows), check_lease_s(lease_s)
+        conditions = Conditions(max_lag=max_lag, min_rows=fewest, lease_s=lasting_s)
         drawn = self._draws.draw(
             lambda part: part.make_query(conditions, is_lease=True, pad=pad, numpy=numpy),
             num_rows,
@@ -68,12 +70,22 @@ class ShardedQueueHandle(ShardedTable):
             done="acknowledged",
         )
 
+    def renew(self, rows: Any, lease_s: float, *, timeout_s: float | None = None) -> None:
+        """Renews the lease of rows; see ``QueueHandle.renew``. Those of each shard are renewed together."""
+        self.change_rows(
+            rows,
+            self.make_deadline(timeout_s),
+            lambda part, some, _: part.renew(some, lease_s),
+            done="renewed",
+        )
+
     def batches(
         self,
         num_rows: int,
         *,
         min_rows: int | None = None,
         max_lag: int | None = None,
+        lease_s: float | None = None,
         device: Any = None,
         pad: Pad = None,
         numpy: bool | None = None,
@@ -83,11 +95,13 @@ class ShardedQueueHandle(ShardedTable):
         ``QueueHandle.batches``."""
         num_rows = check_num_rows(num_rows, device)
         wait_s, deadline = self._get_timeout_s(timeout_s), self.make_deadline(timeout_s)
-        conditions = Conditions(max_lag=max_lag, min_rows=check_min_rows(min_rows, num_rows))
+        fewest, lasting_s = check_min_rows(min_rows, num_rows), check_lease_s(lease_s)
+        conditions = Conditions(max_lag=max_lag, min_rows=fewest, lease_s=lasting_s)
         query = self.ask_any_part(
             lambda part: part.make_query(conditions, is_lease=True, pad=pad, device=device, numpy=numpy), deadline
         )
-        options: dict[str, Any] = {"min_rows": min_rows, "max_lag": max_lag, "pad": pad, "numpy": query.is_numpy}
+        options: dict[str, Any] = {"min_rows": min_rows, "max_lag": max_lag, "lease_s": lease_s}
+        options |= {"pad": pad, "numpy": query.is_numpy}
 
         def take(within_s: float) -> Any:
             return self.take(num_rows, timeout_s=within_s, **options)

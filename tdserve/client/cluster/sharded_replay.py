@@ -24,7 +24,13 @@ from tdserve.client.content.padding import Pad
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.session.step_counts import StepCount, StepCounts
 from tdserve.client.tables.change_requests import spread_generations, spread_priorities, to_row_numbers
-from tdserve.client.tables.draw_arguments import Conditions, check_ahead, check_min_rows, check_num_rows
+from tdserve.client.tables.draw_arguments import (
+    Conditions,
+    check_ahead,
+    check_lease_s,
+    check_min_rows,
+    check_num_rows,
+)
 from tdserve.client.tables.sampling import Query
 from tdserve.client.tables.share import Share, parse_table_share
 from tdserve.client.tables.taken_batches import TakenBatches
@@ -139,14 +145,15 @@ class ShardedReplayHandle(ShardedTable):
         group_size: int = 0,
         max_lag: int | None = None,
         ack: bool = True,
+        lease_s: float | None = None,
         pad: Pad = None,
         numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> Any:
         """Draws rows for a consumer, which count as had once they are acknowledged; see ``ReplayHandle.take``."""
         num_rows = check_integer("num_rows", num_rows, 1)
-        fewest = check_min_rows(min_rows, num_rows)
-        conditions = Conditions(require, consumer, group_by, group_size, max_lag, fewest)
+        fewest, lasting_s = check_min_rows(min_rows, num_rows), check_lease_s(lease_s)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag, fewest, lasting_s)
         queries = self._make_queries(conditions, is_lease=True, pad=pad, numpy=numpy)
         drawn = self._draws.draw(queries, num_rows, self.make_deadline(timeout_s), takes_fewer=True)
         taken = ShardedTaken(self, self._draws, drawn)
@@ -163,6 +170,14 @@ class ShardedReplayHandle(ShardedTable):
             part.ack(some, consumer=consumer)
 
         self.change_rows(rows, self.make_deadline(timeout_s), acknowledge_some, done="acknowledged")
+
+    def renew(self, rows: Any, lease_s: float, *, consumer: str, timeout_s: float | None = None) -> None:
+        """Renews the lease of rows; see ``ReplayHandle.renew``. Those of each shard are renewed together."""
+
+        def renew_some(part: Any, some: Any, _: torch.Tensor) -> None:
+            part.renew(some, lease_s, consumer=consumer)
+
+        self.change_rows(rows, self.make_deadline(timeout_s), renew_some, done="renewed")
 
     @gather_spans
     def update_priority(
@@ -224,6 +239,7 @@ class ShardedReplayHandle(ShardedTable):
         group_by: Any = None,
         group_size: int = 0,
         max_lag: int | None = None,
+        lease_s: float | None = None,
         numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> ShardedBatches | TakenBatches:
@@ -231,9 +247,10 @@ class ShardedReplayHandle(ShardedTable):
         ``ReplayHandle.batches``. A batch that became too old for ``max_lag`` while it waited is returned."""
         num_rows = check_num_rows(num_rows, device)
         wait_s, deadline = self._get_timeout_s(timeout_s), self.make_deadline(timeout_s)
-        conditions = Conditions(require, consumer, group_by, group_size, max_lag, check_min_rows(min_rows, num_rows))
+        fewest, lasting_s = check_min_rows(min_rows, num_rows), check_lease_s(lease_s)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag, fewest, lasting_s)
         share = parse_table_share(self, rank, world_size, step, balance, run, deadline)
-        ahead = check_ahead(prefetch, drop, min_rows, consumer, share)
+        ahead = check_ahead(prefetch, drop, consumer, share, min_rows=min_rows, lease_s=lease_s)
         counts = None if share is None else self._get_step_count(share)
         if share is not None and counts is not None and not share.is_named:
             share = share.move_to(counts.next)
@@ -242,7 +259,8 @@ class ShardedReplayHandle(ShardedTable):
         queries = self._make_queries(conditions, is_lease=is_lease, share=share, **form)
         query = self.ask_any_part(queries, deadline)  # checked before a thread draws anything
         if is_lease:
-            options = {**conditions._asdict(), "min_rows": min_rows, "pad": pad, "numpy": query.is_numpy}
+            given = {"min_rows": min_rows, "lease_s": lease_s, "pad": pad, "numpy": query.is_numpy}
+            options = {**conditions._asdict(), **given}
 
             def take(within_s: float) -> Any:
                 return self.take(num_rows, timeout_s=within_s, **options)

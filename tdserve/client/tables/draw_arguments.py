@@ -51,15 +51,15 @@ class Ahead(NamedTuple):
     drop_after_s: float
 
 
-def check_ahead(prefetch: Any, drop: Any, min_rows: Any, consumer: Any, share: Share | None) -> Ahead:
+def check_ahead(prefetch: Any, drop: Any, consumer: Any, share: Share | None, *, min_rows: Any, lease_s: Any) -> Ahead:
     """Checks which arguments of ``ReplayHandle.batches`` go together; returns what is drawn ahead.
 
     Raises:
         InvalidRequestError: One is invalid, or is not for this reader.
     """
     num_batches = check_integer("prefetch", prefetch, 1)
-    if min_rows is not None and (share is not None or not consumer):
-        raise InvalidRequestError(argument="min_rows", reason="it is for rows that a consumer takes, without a rank")
+    if share is not None or not consumer:
+        _check_absent(min_rows=min_rows, lease_s=lease_s)
     if share is not None and (drop is not None or num_batches > MAX_PREFETCHED_STEPS):
         argument, given = ("prefetch", prefetch) if drop is None else ("drop", drop)
         reason = f"{given!r}: a rank drops no batch, and prefetches at most {MAX_PREFETCHED_STEPS}"
@@ -75,6 +75,27 @@ def _check_drop_s(drop: Any) -> float:
     return float(drop)
 
 
+def check_lease_s(lease_s: Any) -> float:
+    """Returns how long a lease lasts, seconds; 0.0 for None: as long as the session.
+
+    Raises:
+        InvalidRequestError: It is not a finite number above 0.
+    """
+    if lease_s is None:
+        return 0.0
+    is_number = isinstance(lease_s, (int, float)) and not isinstance(lease_s, bool)
+    if not (is_number and 0.0 < lease_s < math.inf):
+        raise InvalidRequestError(argument="lease_s", reason=f"{lease_s!r} is not a number of seconds above 0")
+    return float(lease_s)
+
+
+def _check_absent(**arguments: Any) -> None:
+    """Raises InvalidRequestError if one of these arguments is given, which are for takes of a consumer alone."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise InvalidRequestError(argument=name, reason="it is for rows that a consumer takes, without a rank")
+
+
 class Conditions(NamedTuple):
     """Conditions of a draw, as given; arguments as of ``ReplayHandle.sample`` and ``ReplayHandle.take``."""
 
@@ -84,6 +105,7 @@ class Conditions(NamedTuple):
     group_size: int = 0
     max_lag: int | None = None
     min_rows: int = 0
+    lease_s: float = 0.0
 
 
 NO_CONDITIONS = Conditions()

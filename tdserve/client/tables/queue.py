@@ -6,10 +6,10 @@ from typing import Any
 
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
-from tdserve.client.tables.draw_arguments import Conditions, check_min_rows, check_num_rows
+from tdserve.client.tables.draw_arguments import Conditions, check_lease_s, check_min_rows, check_num_rows
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taken_batches import TakenBatches
-from tdserve.client.tables.taking import Taken, acknowledge_given, take_rows
+from tdserve.client.tables.taking import Lease, Taken, acknowledge_given, choose_lease_s, renew, take_rows
 from tdserve.v1 import control_pb2
 
 
@@ -30,6 +30,7 @@ class QueueHandle(TableHandle):
         min_rows: int | None = None,
         max_lag: int | None = None,
         ack: bool = True,
+        lease_s: float | None = None,
         pad: Pad = None,
         numpy: bool | None = None,
         timeout_s: float | None = None,
@@ -48,6 +49,10 @@ class QueueHandle(TableHandle):
                 exit, and given back on an exception. That end may take the client's default timeout, and not
                 ``timeout_s``, since the block may last long. False returns the rows, to be acknowledged with
                 :meth:`ack`, whose timeout can be given.
+            lease_s: The server gives the rows back to others so many seconds after it has chosen them (the time until
+                they are here counts), unless they were acknowledged by then, or their lease was renewed
+                (:meth:`Taken.renew`, :meth:`renew`); an acknowledgement that comes later raises WrongStateError. For
+                consumers that may hang. None: they are yours for as long as the session lasts.
             pad: Pads ragged tensors to the longest, as of ``ReplayHandle.sample``.
             numpy: True returns a dict of NumPy arrays; None is the client's setting.
             timeout_s: Seconds to wait for so many (``min_rows``, if given), not for the end of the block; None is the
@@ -58,7 +63,8 @@ class QueueHandle(TableHandle):
             DeadlineExceededError: There were not enough in time. Nothing was taken.
         """
         num_rows = check_num_rows(num_rows, None)
-        conditions = Conditions(max_lag=max_lag, min_rows=check_min_rows(min_rows, num_rows))
+        fewest, lasting_s = check_min_rows(min_rows, num_rows), check_lease_s(lease_s)
+        conditions = Conditions(max_lag=max_lag, min_rows=fewest, lease_s=lasting_s)
         deadline = self._client.make_deadline(timeout_s)
 
         def draw() -> Taken:
@@ -79,9 +85,28 @@ class QueueHandle(TableHandle):
         Raises:
             InvalidRequestError: ``rows`` names none. Nothing was changed.
             WrongStateError: This client does not hold them any more: they were acknowledged before, or its session was
-                lost and they were given to others. Nothing was changed.
+                lost, or their ``lease_s`` was over, and they were given to others. Nothing was changed. If this client
+                has taken them again since, for another of its threads, they count as acknowledged:
+                :meth:`Taken.ack` is only about the rows of its own call.
         """
         acknowledge_given(self._client, self.make_query(is_lease=True), rows, timeout_s)
+
+    def renew(self, rows: Any, lease_s: float, *, timeout_s: float | None = None) -> None:
+        """Renews the lease of rows that were taken with ``lease_s``: it lasts ``lease_s`` seconds from now on.
+
+        The rows that were taken by the same call are renewed with them, also those that are not named.
+
+        Args:
+            rows: As for :meth:`ack`.
+            lease_s: Seconds.
+
+        Raises:
+            WrongStateError: This client does not hold them any more: the lease was over before, say. Nothing was
+                changed.
+        """
+        query = self.make_query(is_lease=True)
+        seconds = choose_lease_s(query, lease_s)
+        renew(self._client, query, Lease(rows), seconds, self._client.make_deadline(timeout_s))
 
     def batches(
         self,
@@ -89,6 +114,7 @@ class QueueHandle(TableHandle):
         *,
         min_rows: int | None = None,
         max_lag: int | None = None,
+        lease_s: float | None = None,
         device: Any = None,
         pad: Pad = None,
         numpy: bool | None = None,
@@ -102,6 +128,8 @@ class QueueHandle(TableHandle):
             num_rows: Rows of a batch; the last one of a closed queue may have fewer.
             min_rows: As for :meth:`take`: batches may have fewer rows if no more are there.
             max_lag: As for :meth:`take`.
+            lease_s: As for :meth:`take`, of each batch; the iterator renews it when asked (``batches.renew()``). If it
+                is over when the next batch is requested, that raises WrongStateError; the request after it goes on.
             device: Where batches are moved.
             pad: Pads ragged tensors to the longest of a batch, as of ``ReplayHandle.sample``.
             numpy: As for :meth:`take`.
@@ -110,9 +138,11 @@ class QueueHandle(TableHandle):
         num_rows = check_num_rows(num_rows, device)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         deadline = self._client.make_deadline(timeout_s)
-        conditions = Conditions(max_lag=max_lag, min_rows=check_min_rows(min_rows, num_rows))
+        fewest, lasting_s = check_min_rows(min_rows, num_rows), check_lease_s(lease_s)
+        conditions = Conditions(max_lag=max_lag, min_rows=fewest, lease_s=lasting_s)
         query = self.make_query(conditions, is_lease=True, pad=pad, device=device, numpy=numpy, deadline=deadline)
         options: dict[str, Any] = {"min_rows": min_rows, "max_lag": max_lag, "pad": pad, "numpy": query.is_numpy}
+        options["lease_s"] = lease_s
 
         def take(within_s: float) -> Any:
             return self.take(num_rows, timeout_s=within_s, **options)

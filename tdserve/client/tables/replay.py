@@ -19,12 +19,20 @@ from tdserve.client.tables.change_requests import (
     encode_priorities,
     to_row_numbers,
 )
-from tdserve.client.tables.draw_arguments import Conditions, check_ahead, check_min_rows, check_num_rows
+from tdserve.client.tables.draw_arguments import Conditions, check_ahead, check_lease_s, check_min_rows, check_num_rows
 from tdserve.client.tables.sampling import draw_whole_rows
 from tdserve.client.tables.share import Share, parse_table_share
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taken_batches import TakenBatches
-from tdserve.client.tables.taking import Taken, acknowledge_given, take_and_acknowledge, take_rows
+from tdserve.client.tables.taking import (
+    Lease,
+    Taken,
+    acknowledge_given,
+    choose_lease_s,
+    renew,
+    take_and_acknowledge,
+    take_rows,
+)
 from tdserve.v1 import control_pb2
 
 
@@ -167,6 +175,7 @@ class ReplayHandle(TableHandle):
         group_size: int = 0,
         max_lag: int | None = None,
         ack: bool = True,
+        lease_s: float | None = None,
         pad: Pad = None,
         numpy: bool | None = None,
         timeout_s: float | None = None,
@@ -183,12 +192,17 @@ class ReplayHandle(TableHandle):
             ack: True returns a context manager: the rows are acknowledged at a clean exit, and given back on an
                 exception. That end may take the client's default timeout, and not ``timeout_s``, since the block may
                 last long. False returns the rows, to be acknowledged with :meth:`ack`, whose timeout can be given.
+            lease_s: The server gives the rows back to others so many seconds after it has chosen them (the time until
+                they are here counts), unless they were acknowledged by then, or their lease was renewed
+                (:meth:`Taken.renew`, :meth:`renew`); an acknowledgement that comes later raises WrongStateError. For
+                consumers that may hang. None: they are yours for as long as the session lasts.
 
         Other arguments and errors as of :meth:`sample`.
         """
         check_real("drawing rows", ROWS)
         num_rows = check_integer("num_rows", num_rows, 1)
-        conditions = Conditions(require, consumer, group_by, group_size, max_lag, check_min_rows(min_rows, num_rows))
+        fewest, lasting_s = check_min_rows(min_rows, num_rows), check_lease_s(lease_s)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag, fewest, lasting_s)
         deadline = self._client.make_deadline(timeout_s)
 
         def draw() -> Taken:
@@ -213,6 +227,23 @@ class ReplayHandle(TableHandle):
         """
         query = self.make_query(Conditions(consumer=consumer), is_lease=True)
         acknowledge_given(self._client, query, rows, timeout_s)
+
+    def renew(self, rows: Any, lease_s: float, *, consumer: str, timeout_s: float | None = None) -> None:
+        """Renews the lease of rows that were taken with ``lease_s``: it lasts ``lease_s`` seconds from now on.
+
+        The rows that were taken by the same call are renewed with them, also those that are not named.
+
+        Args:
+            rows: As for :meth:`ack`, with the consumer that has them.
+            lease_s: Seconds.
+
+        Raises:
+            WrongStateError: This client does not hold them any more: the lease was over before, say. Nothing was
+                changed.
+        """
+        query = self.make_query(Conditions(consumer=consumer), is_lease=True)
+        seconds = choose_lease_s(query, lease_s)
+        renew(self._client, query, Lease(rows), seconds, self._client.make_deadline(timeout_s))
 
     def update_priority(
         self,
@@ -282,6 +313,7 @@ class ReplayHandle(TableHandle):
         group_by: Any = None,
         group_size: int = 0,
         max_lag: int | None = None,
+        lease_s: float | None = None,
         numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> Batches | TakenBatches:
@@ -303,7 +335,7 @@ class ReplayHandle(TableHandle):
                 drops none: the other ranks would keep theirs.
             require, consumer, group_by, group_size: As of :meth:`sample`. With a consumer, but without a rank, a batch
                 counts as had when the next one is requested, and nothing is prefetched.
-            min_rows: As of :meth:`take`, with a consumer and without a rank.
+            min_rows, lease_s: As of :meth:`take`, with a consumer and without a rank.
             numpy: As of :meth:`sample`.
             max_lag: As of :meth:`sample`. Checked again when a batch is returned, which costs a message: a batch that
                 became too old while it waited is dropped, and replaced by a new one. With ``rank`` it is kept.
@@ -312,9 +344,10 @@ class ReplayHandle(TableHandle):
         num_rows = check_num_rows(num_rows, device)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         deadline = self._client.make_deadline(timeout_s)
-        conditions = Conditions(require, consumer, group_by, group_size, max_lag, check_min_rows(min_rows, num_rows))
+        fewest, lasting_s = check_min_rows(min_rows, num_rows), check_lease_s(lease_s)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag, fewest, lasting_s)
         share = parse_table_share(self, rank, world_size, step, balance, run, deadline)
-        ahead = check_ahead(prefetch, drop, min_rows, consumer, share)
+        ahead = check_ahead(prefetch, drop, consumer, share, min_rows=min_rows, lease_s=lease_s)
         step_count = None if share is None else self._get_step_count(share)
         if share is not None and step_count is not None and not share.is_named:
             share = share.move_to(step_count.next)
@@ -323,7 +356,8 @@ class ReplayHandle(TableHandle):
             conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share, deadline=deadline
         )
         if is_lease:
-            options = {**conditions._asdict(), "min_rows": min_rows, "pad": pad, "numpy": query.is_numpy}
+            given = {"min_rows": min_rows, "lease_s": lease_s, "pad": pad, "numpy": query.is_numpy}
+            options = {**conditions._asdict(), **given}
 
             def take(within_s: float) -> Any:
                 return self.take(num_rows, timeout_s=within_s, **options)

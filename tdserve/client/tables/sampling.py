@@ -67,6 +67,7 @@ class Query:
         awaits_done: Whether it is over only when the server says so: until then the server may draw rows that leave
             with it again after a crash.
         min_rows: On lease, from how many rows on fewer come than are asked for; 0: all.
+        lease_s: How long the lease lasts; 0.0: as long as the session.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Query:
     whole_rows: int = 0
     awaits_done: bool = False
     min_rows: int = 0
+    lease_s: float = 0.0
     kind: control_pb2.StoreKind = control_pb2.STORE_KIND_UNSPECIFIED
 
     def describe_conditions(self) -> list[str]:
@@ -125,6 +127,7 @@ class Query:
             whole_rows=self.whole_rows,
             awaits_done=self.awaits_done,
             min_rows=self.min_rows,
+            lease_s=self.lease_s,
             kind=self.kind,
         )
         if self.require:

@@ -477,10 +477,8 @@ class TableHandle(FollowedTable):
             KeyNotFoundError: Rows have no such leaf.
             InvalidRequestError: An argument is invalid.
         """
-        require, consumer, group_by, group_size, max_lag, min_rows = conditions
-        required = (
-            None if require is None else tuple(check_path(key, argument="require") for key in _list_keys(require))
-        )
+        require, consumer, group_by, group_size, max_lag, min_rows, lease_s = conditions
+        required = None if require is None else _check_keys(require)
         group = None if group_by is None else check_path(group_by, argument="group_by")
         for path in (*(required or ()), *(() if group is None else (group,))):
             self.check_key(path, self._client.make_deadline(None) if deadline is None else deadline)
@@ -511,6 +509,7 @@ class TableHandle(FollowedTable):
             share=share,
             awaits_done=self.settings.max_times_sampled > 0 and share is None,  # a draw for ranks is on record before
             min_rows=min_rows,
+            lease_s=lease_s,
             kind=self._kind,
         )
 
@@ -569,8 +568,9 @@ class TableHandle(FollowedTable):
         return keys
 
 
-def _list_keys(require: Any) -> list[Any]:
-    """Returns a list of keys; a tuple of str means several keys, as in ``require=("reward",)``."""
+def _check_keys(require: Any) -> tuple[Path, ...]:
+    """Returns the paths of keys; a tuple of str means several keys, as in ``require=("reward",)``."""
     if not isinstance(require, (str, list, tuple, set, frozenset)):
         raise InvalidRequestError(argument="require", reason=f"{require!r} is neither a key nor a list of keys")
-    return [require] if isinstance(require, str) else list(require)
+    keys = [require] if isinstance(require, str) else list(require)
+    return tuple(check_path(key, argument="require") for key in keys)

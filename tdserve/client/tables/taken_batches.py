@@ -20,6 +20,7 @@ from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.call_conditions import may_repeat
 from tdserve.client.session.call_deadline import begin_step
 from tdserve.client.session.finalizing import run_from_finalizer
+from tdserve.rules.replay.leases import RENEWING
 
 POLL_S = 0.5
 """How soon a waiting iterator notices that it was closed."""
@@ -37,6 +38,9 @@ class Held(Protocol):
 
     def ack(self, *, timeout_s: float | None = None) -> None:
         """As of ``tdserve.Taken``; after an error it may be called again."""
+
+    def renew(self, lease_s: float | None = None, *, timeout_s: float | None = None) -> None:
+        """As of ``tdserve.Taken``."""
 
     def give_back(self) -> None:
         """As of ``tdserve.Taken``."""
@@ -100,6 +104,21 @@ class TakenBatches:
         held = getattr(self, "_held", None)
         if held is not None:
             run_from_finalizer(held.give_back_later)
+
+    def renew(self, lease_s: float | None = None, *, timeout_s: float | None = None) -> None:
+        """Renews the lease of the batch that was returned last. Any thread may call it.
+
+        Args:
+            lease_s: As of ``tdserve.Taken``.
+            timeout_s: As of ``tdserve.Taken``.
+
+        Raises:
+            WrongStateError: As of ``tdserve.Taken``; also if no batch is on lease.
+        """
+        held = self._held
+        if held is None:
+            raise WrongStateError(state=f"no batch of {self._name!r} is on lease", event=RENEWING)
+        held.renew(lease_s, timeout_s=timeout_s)
 
     def close(self) -> None:
         """Ends the iterator, also for a thread that waits in it, and gives back what was not acknowledged."""

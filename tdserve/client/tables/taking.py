@@ -25,6 +25,7 @@ from tdserve.client.session.finalizing import run_from_finalizer
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.change_requests import change, is_batch, to_generations, to_row_numbers
+from tdserve.client.tables.draw_arguments import check_lease_s
 from tdserve.client.tables.sampling import Query, Sampled, ask, receive_sample
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import encode_few_bytes
@@ -149,6 +150,29 @@ def acknowledge(client: SessionClient, query: Query, lease: Lease, deadline: Dea
     change(client, query.name, deadline, kind=query.kind, acknowledge=_encode_lease(query, lease))
 
 
+def renew(client: SessionClient, query: Query, lease: Lease, lease_s: float, deadline: Deadline) -> None:
+    """Has the lease of rows last so many seconds from now on.
+
+    Raises:
+        WrongStateError: As of ``acknowledge``.
+    """
+    leased = _encode_lease(query, lease)
+    leased.lease_s = lease_s
+    change(client, query.name, deadline, kind=query.kind, renew=leased)
+
+
+def choose_lease_s(query: Query, lease_s: Any) -> float:
+    """Returns for how long a lease is renewed; None: as long as the query had it last.
+
+    Raises:
+        InvalidRequestError: It is no time, or None although the lease has no end.
+    """
+    chosen = check_lease_s(lease_s) or query.lease_s
+    if not chosen:
+        raise InvalidRequestError(argument="lease_s", reason="the rows were taken without it, so it must be given here")
+    return chosen
+
+
 def compute_give_back_s(deadline: Deadline) -> float:
     """Returns how long giving rows back may keep a caller waiting, as a step of a call with this deadline."""
     return max(deadline.limit(GIVE_BACK_TIMEOUT_S), MIN_GIVE_BACK_S)
@@ -257,6 +281,20 @@ class Taken:
         """
         acknowledge(self._client, self._query, self._hold(), self._client.make_deadline(timeout_s))
         self._is_over = True
+
+    def renew(self, lease_s: float | None = None, *, timeout_s: float | None = None) -> None:
+        """Renews the lease: it lasts so many seconds from now on. Any thread may call it while another works.
+
+        Args:
+            lease_s: None is the ``lease_s`` of ``take``.
+            timeout_s: None is the client's default.
+
+        Raises:
+            WrongStateError: This client does not hold the rows any more: the lease was over before, or they were
+                acknowledged or given back.
+        """
+        seconds = choose_lease_s(self._query, lease_s)
+        renew(self._client, self._query, self._lease, seconds, self._client.make_deadline(timeout_s))
 
     def give_back(self) -> None:
         """Gives the rows back to others."""

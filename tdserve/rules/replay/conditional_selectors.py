@@ -425,6 +425,13 @@ class ConditionalSelectors:
             self._return_to(consumer, rows)
             yield len(rows)
 
+    def release_over_in_pieces(self, now_s: float) -> Iterator[int]:
+        """Gives back the rows of leases whose time is over, as :meth:`release_in_pieces`; between two pieces nobody may
+        acknowledge or renew any."""
+        for consumer, rows in self.leases.release_over_in_pieces(now_s, piece_rows=PIECE_ROWS // 4):
+            self._return_to(consumer, rows)
+            yield len(rows)
+
     def _iter_selectors(self, rows: Rows) -> Iterator[tuple[SampleConditions, Selector, Rows]]:
         """Yields the selectors, and which of these rows each of them has visited."""
         for conditions, selector in self._selectors.items():

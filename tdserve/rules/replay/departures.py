@@ -16,7 +16,7 @@ from tdserve.rules.replay import promises
 from tdserve.rules.replay.aging_table import AgingTable
 from tdserve.rules.replay.conditional_selectors import MAX_LOOKED_AT
 from tdserve.rules.replay.conditions import OWN
-from tdserve.rules.replay.leases import make_not_held_error
+from tdserve.rules.replay.leases import ACKNOWLEDGING, RENEWING, make_not_held_error
 from tdserve.rules.replay.plans import Departure
 from tdserve.rules.replay.staleness import UNKNOWN
 
@@ -211,14 +211,22 @@ class Departures(AgingTable):
         return replace(everything, num_rows=len(self), num_leaving=len(self))
 
     def find_acknowledged_in_parts(
-        self, owner: int, consumer: str, rows: Rows, generations: NDArray[np.uint32] | None, *, request: int = 0
+        self,
+        owner: int,
+        consumer: str,
+        rows: Rows,
+        generations: NDArray[np.uint32] | None,
+        *,
+        request: int = 0,
+        event: str = ACKNOWLEDGING,
     ) -> Iterator[Rows]:
         """Yields the rows of an owner's lease among these, a part at a time: those that it may acknowledge. Between two
-        parts rows may come and go, but the owner may not give any back.
+        parts rows may come and go, but the owner may not give any back, and no lease whose time is over may end.
 
         Args:
             generations: Lower halves, as in the lease: a row that has another one now is not the row that was leased.
             request: As in ``Leases.find_held``.
+            event: What the owner wants to do with them, for errors.
 
         Raises:
             WrongStateError: After the last part: it does not hold all of them (of a named consumer: any of them).
@@ -229,13 +237,35 @@ class Departures(AgingTable):
             num_same += len(same)
             num_held += int(np.count_nonzero(is_held))
             yield same[is_held]
+        was_over = request > 0 and self.selectors.leases.was_over(owner, request)
         if consumer == OWN and num_same < len(rows):
-            state = f"{len(rows) - num_same} of these {len(rows)} rows have left the table, perhaps acknowledged before"
-            raise WrongStateError(state=state, event="acknowledging rows")
+            why = "after their lease had ended" if was_over else "perhaps acknowledged before"
+            state = f"{len(rows) - num_same} of these {len(rows)} rows have left the table, {why}"
+            raise WrongStateError(state=state, event=event)
         if not num_same:
-            raise WrongStateError(state="none of these rows is held", event="acknowledging rows")
+            ended = ", and their lease has ended" if was_over else ""
+            raise WrongStateError(state=f"none of these rows is held{ended}", event=event)
         if num_held < (num_same if consumer == OWN else 1):
-            raise make_not_held_error(num_same - num_held, num_same)
+            raise make_not_held_error(num_same - num_held, num_same, event=event, was_over=was_over)
+
+    def renew_in_parts(
+        self,
+        owner: int,
+        consumer: str,
+        rows: Rows,
+        generations: NDArray[np.uint32] | None,
+        end_s: float,
+        *,
+        request: int = 0,
+    ) -> Iterator[int]:
+        """Has the leases of these rows end at another time, a part at a time, and yields how many rows each part has;
+        arguments and errors as of :meth:`find_acknowledged_in_parts`. In an error nothing was changed."""
+        for _ in self.find_acknowledged_in_parts(owner, consumer, rows, generations, request=request, event=RENEWING):
+            yield 0
+        for same in self._iter_same_rows(rows, generations):
+            held = same[self.selectors.leases.find_held(owner, same, consumer, request=request)]
+            self.selectors.leases.renew(owner, held, consumer, end_s)
+            yield len(held)
 
     def give_back_in_parts(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,8 +11,17 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError, WrongStateError
 from tdserve.messages.row_numbers import Rows, sort_unique
+from tdserve.rules.replay.lease_ends import LeaseEnds
 
 _NONE = 0
+
+ACKNOWLEDGING = "acknowledging rows"
+"""What an owner wants to do with its rows, for errors; or:"""
+
+RENEWING = "renewing the lease of rows"
+
+MAX_REMEMBERED = 1024
+"""Leases of which it is remembered that their time was over, for the error of whoever acknowledges them then."""
 
 
 @dataclass
@@ -45,6 +54,8 @@ class Leases:
         self._of_request: dict[tuple[int, int], int] = {}
         self._last = _NONE
         self._num_leased: Counter[str] = Counter()
+        self._ends = LeaseEnds()
+        self._over: OrderedDict[tuple[int, int], None] = OrderedDict()  # owner and request of leases that were over
 
     def __repr__(self) -> str:
         return f"<Leases of {self.num_leased} rows to {len(self._of_owner)} owners>"
@@ -53,6 +64,11 @@ class Leases:
     def num_leased(self) -> int:
         """Number of held rows, counted once for each consumer."""
         return self._num_leased.total()
+
+    @property
+    def next_end_s(self) -> float:
+        """When the time of the next lease is over; infinite if all last as long as their owner."""
+        return self._ends.next_s
 
     def count_leased(self, consumer: str) -> int:
         """Returns the number of rows that are held for a consumer."""
@@ -109,6 +125,40 @@ class Leases:
         self._end(consumer, rows)
         return rows
 
+    def set_end(self, owner: int, request: int, end_s: float) -> None:
+        """Has the lease that was granted for a request end at a time, if it is not over yet."""
+        number = self._of_request.get((owner, request))
+        if number is not None:
+            self._ends.set(number, end_s)
+
+    def renew(self, owner: int, rows: Rows, consumer: str, end_s: float) -> None:
+        """Has the leases end at another time by which this owner holds some of these rows: each as a whole, with rows
+        that are not named."""
+        mine = self._of_owner.get(owner, {})
+        for number in np.unique(self._find_numbers(consumer, rows)).tolist():
+            if number in mine:
+                self._ends.set(number, end_s)
+
+    def release_over_in_pieces(self, now_s: float, *, piece_rows: int) -> Iterator[tuple[str, Rows]]:
+        """Ends the leases whose time is over, a piece at a time; between two pieces nobody may acknowledge or renew
+        any, and other calls may do anything.
+
+        Args:
+            now_s: The time; leases that end at it are over.
+            piece_rows: As of ``release_in_pieces``, which yields the same.
+        """
+        while (number := self._ends.take_over(now_s)) is not None:
+            lease = self._leases[number]
+            self._over[lease.owner, lease.request] = None
+            if len(self._over) > MAX_REMEMBERED:
+                self._over.popitem(last=False)
+            yield from self._release(number, piece_rows)
+
+    def was_over(self, owner: int, request: int) -> bool:
+        """Returns whether the lease of this request has ended because its time was over, as far as that is
+        remembered."""
+        return (owner, request) in self._over
+
     def release_in_pieces(self, owner: int, *, piece_rows: int, request: int = 0) -> Iterator[tuple[str, Rows]]:
         """Ends all leases of an owner that went away, or those of one request whose answer never reached it, a piece at
         a time: between two pieces other calls may do anything.
@@ -122,15 +172,18 @@ class Leases:
         """
         numbers = (self._of_request.get((owner, request), _NONE),) if request else tuple(self._of_owner.get(owner, ()))
         for number in numbers:
-            lease = self._leases.get(number)
-            if lease is None:  # it has ended meanwhile
-                continue
-            for part in tuple(lease.parts):
-                for start in range(0, len(part), piece_rows):
-                    rows = part[start : start + piece_rows]
-                    rows = rows[self._find_numbers(lease.consumer, rows) == number]
-                    self._end(lease.consumer, rows)
-                    yield lease.consumer, rows
+            yield from self._release(number, piece_rows)
+
+    def _release(self, number: int, piece_rows: int) -> Iterator[tuple[str, Rows]]:
+        lease = self._leases.get(number)
+        if lease is None:  # it has ended meanwhile
+            return
+        for part in tuple(lease.parts):
+            for start in range(0, len(part), piece_rows):
+                rows = part[start : start + piece_rows]
+                rows = rows[self._find_numbers(lease.consumer, rows) == number]
+                self._end(lease.consumer, rows)
+                yield lease.consumer, rows
 
     def forget(self, rows: Rows) -> None:
         """Ends all leases of rows that have gone; rows that are not held are ignored."""
@@ -194,6 +247,7 @@ class Leases:
             lease.num_left -= count
             if not lease.num_left:
                 del self._leases[number]
+                self._ends.drop(number)
                 if self._of_request.get((lease.owner, lease.request)) == number:
                     del self._of_request[lease.owner, lease.request]
                 del self._of_owner[lease.owner][number]
@@ -201,9 +255,20 @@ class Leases:
                     del self._of_owner[lease.owner]
 
 
-def make_not_held_error(num_lost: int, num_rows: int) -> WrongStateError:
-    """Returns the error for rows that their owner does not hold."""
+def make_not_held_error(
+    num_lost: int, num_rows: int, *, event: str = ACKNOWLEDGING, was_over: bool = False
+) -> WrongStateError:
+    """Returns the error for rows that their owner does not hold.
+
+    Args:
+        event: What it wanted to do with them.
+        was_over: Whether it is known that the time of their lease was over.
+    """
     lost = f"{num_lost} of these {num_rows} rows are not held by this owner"
-    why = "acknowledged before, or given up with its session, as by a restart of the server, and come again"
-    state = f"{lost}: they were {why}; none of these was acknowledged, go on with the rows that the next take returns"
-    return WrongStateError(state=state, event="acknowledging rows")
+    how = "after its lease_s, or with its session, as by a restart of the server"
+    why = f"they were acknowledged before, or their lease has ended, {how}"
+    if was_over:
+        why = "their lease has ended, for they were neither acknowledged nor renewed within its lease_s"
+    done = "renewed" if event == RENEWING else "acknowledged"
+    go_on = f"they come again; none of these was {done}, go on with the rows that the next take returns"
+    return WrongStateError(state=f"{lost}: {why}, and {go_on}", event=event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from tdserve.server.recovery.departure_records import forget_departure, save_dep
 from tdserve.server.recovery.draw_records import renew_draws
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.stores import Stores
+from tdserve.server.tables.lease_timer import LeaseTimer, check_lease_s
 from tdserve.server.turns import call_in_turns, run_in_turns, sum_in_turns
 from tdserve.v1 import control_pb2
 
@@ -33,11 +35,13 @@ class RowChanges:
     Args:
         stores: All stores of the server.
         answers: Answers to committed requests, for their retries.
+        lease_timer: Ends leases that last for a limited time.
     """
 
-    def __init__(self, stores: Stores, answers: CommittedAnswers) -> None:
+    def __init__(self, stores: Stores, answers: CommittedAnswers, *, lease_timer: LeaseTimer) -> None:
         self._stores = stores
         self._answers = answers
+        self._lease_timer = lease_timer
 
     async def change(self, session: ClientSession, request: int, asked: control_pb2.ChangeRequest) -> control_pb2.Done:
         """Changes a table, whole or not at all.
@@ -54,6 +58,8 @@ class RowChanges:
             if not asked.priorities.checks_only:
                 store.waiters.wake()
             return done
+        if kind == "renew":  # so is this, and leases are not on record either
+            return await self._renew(session, store, asked.renew)
         async with store.write_lock:  # no row is half written meanwhile
             store.check_present()
             if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
@@ -77,6 +83,21 @@ class RowChanges:
             reach("change.applied")
         store.waiters.wake()
         return done
+
+    async def _renew(self, session: ClientSession, store: OpenedStore, leased: control_pb2.Leased) -> control_pb2.Done:
+        check_lease_s(leased.lease_s)
+        rows = decode_rows(leased.rows, max_rows=store.record.capacity)
+        generations = decode_generations(leased.generations, len(rows))
+        table = store.get_table()
+        async with store.write_lock:  # no lease is half over meanwhile
+            store.check_present()
+            end_s = time.monotonic() + leased.lease_s
+            parts = table.renew_in_parts(
+                session.number, leased.consumer, rows, generations, end_s, request=leased.request
+            )
+            num_rows = await sum_in_turns(parts, is_long=len(rows) > table.step_rows)
+        self._lease_timer.watch(store)
+        return control_pb2.Done(num_rows=num_rows)
 
     def _record(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from tdserve.server.sessions.session_ends import check_open
 from tdserve.server.specs import get_message
 from tdserve.server.stores import Stores
 from tdserve.server.tables.discarding import Discarding
+from tdserve.server.tables.lease_timer import LeaseTimer, check_lease_s
 from tdserve.server.tables.policy_versions import adopt_reported_policy, check_max_lag
 from tdserve.server.tables.rank_shares import RankShares
 from tdserve.server.tables.rule_keys import RuleKeys
@@ -131,11 +133,12 @@ class Samples:
     Args:
         stores: All stores of the server.
         rule_keys: Groups rows by a leaf.
+        lease_timer: Ends leases that last for a limited time.
     """
 
-    def __init__(self, stores: Stores, *, rule_keys: RuleKeys) -> None:
+    def __init__(self, stores: Stores, *, rule_keys: RuleKeys, lease_timer: LeaseTimer) -> None:
         self._stores = stores
-        self._rule_keys = rule_keys
+        self._rule_keys, self._lease_timer = rule_keys, lease_timer
         self._selector_building = SelectorBuilding()
         self._discarding = Discarding(stores)
         self._rank_shares = RankShares(
@@ -323,6 +326,8 @@ class Samples:
         store = call.store
         reach("lease.drawn")
         store.get_table().note_sample(drawn.plan, time.monotonic())
+        if call.asked.lease_s:
+            self._lease_timer.limit(store, call.session.number, call.request, call.asked.lease_s)
         store.waiters.wake()  # a writer may wait for what it used up
         try:
             done = await send()
@@ -387,6 +392,8 @@ def _get_size(asked: control_pb2.SampleRequest) -> tuple[int, int]:
     if num_rows * num_batches > MAX_SAMPLE_ROWS:
         reason = f"{num_rows} rows in {num_batches} batches are more than {MAX_SAMPLE_ROWS}"
         raise InvalidRequestError(argument="num_rows", reason=reason)
+    if asked.lease_s:
+        check_lease_s(asked.lease_s if asked.is_lease else math.nan)
     if asked.min_rows > num_rows or (asked.min_rows and not asked.is_lease):
         reason = f"{asked.min_rows} of {num_rows} rows: only a lease may have fewer rows than it asks for"
         raise InvalidRequestError(argument="min_rows", reason=reason)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tdserve
-from tdserve.base.errors import ClosedError, DeadlineExceededError, EndOfStreamError
+from tdserve.base.errors import ClosedError, DeadlineExceededError, EndOfStreamError, WrongStateError
 from tests.integration.cluster.filling import SIZES, fill_unequally, rows
 from tests.integration.rests import at_rest
 
@@ -140,3 +140,38 @@ def test_taken_rows_when_their_block_acknowledges_or_gives_back_then_its_end_doe
     with held:
         held.ack(timeout_s=20.0)
     assert len(queue) == 0
+
+
+def test_take_when_the_lease_is_over_then_the_rows_of_all_shards_come_again(
+    client: tdserve.ClusterClient, name: str
+) -> None:
+    queue = client.create_queue(name, rows(1)[0], 300, shards="all")
+    fill_unequally(queue)
+    everything = list(range(sum(SIZES)))
+    held = queue.take(sum(SIZES), lease_s=3600.0)
+    held.renew()
+    held.renew(0.05)
+    again = queue.take(sum(SIZES), ack=False, lease_s=3600.0, timeout_s=60.0)
+    assert sorted(again["number"].tolist()) == everything
+    with pytest.raises(WrongStateError):
+        held.ack()
+    queue.renew(again, 0.05)
+    with queue.take(sum(SIZES), timeout_s=60.0) as taken:
+        assert sorted(taken["number"].tolist()) == everything
+    assert len(queue) == 0
+
+
+def test_batches_when_a_consumer_of_a_shared_table_hangs_then_its_rows_come_again(
+    client: tdserve.ClusterClient, name: str
+) -> None:
+    table = client.create_replay(name, rows(1)[0], 300, shards="all", consumers={"judge"})
+    fill_unequally(table)
+    with table.batches(sum(SIZES), consumer="judge", lease_s=3600.0) as batches:
+        batch = next(batches)
+        table.renew(batch, 3600.0, consumer="judge")
+        batches.renew(0.05)
+        with table.take(sum(SIZES), consumer="judge", timeout_s=60.0) as taken:
+            assert sorted(taken["number"].tolist()) == list(range(sum(SIZES)))
+        with pytest.raises(WrongStateError):
+            next(batches)
+    assert len(table) == 0

@@ -220,6 +220,7 @@ def _make_table_calls(kind: str, table: Any, t: float, options: dict[str, Any]) 
         "get_at": lambda: table.get_at("x", wanted, timeout_s=t),
         "get_at [slice]": lambda: table.get_at("x", slice(0, 60), timeout_s=t),
         "get_at [all]": lambda: table.get_at("x", slice(None), timeout_s=t),
+        "renew": lambda: table.renew(wanted, 1.0, timeout_s=t, **options),
         "set_at_": lambda: table.set_at_("x", torch.ones(2, 3), wanted, timeout_s=t),
         "set_at_ [early]": lambda: table.set_at_(
             "x", torch.ones(2, 3), wanted, timeout_s=t, return_early=True

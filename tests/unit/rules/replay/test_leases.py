@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tdserve.base.errors import LocalProtocolError, WrongStateError
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.leases import Leases
+from tdserve.rules.replay.leases import MAX_REMEMBERED, Leases
 from tests.memory import count_bytes
 from tests.state_machines import make_tests
 
@@ -33,6 +34,8 @@ class _AgainstADict(RuleBasedStateMachine):
         self.model: dict[tuple[str, int], int] = {}
         self.numbers: list[int] = []
         self.requests: dict[tuple[str, int], int] = {}
+        self.ends: dict[tuple[int, int], float] = {}  # by owner and request
+        self.now_s = 0.0
 
     @rule(owner=_owner_st, rows=_rows_st, consumer=_consumer_st)
     def grant(self, owner: int, rows: list[int], consumer: str) -> None:
@@ -51,6 +54,34 @@ class _AgainstADict(RuleBasedStateMachine):
         found = list(self.leases.release_in_pieces(owner, piece_rows=2, request=request))
         assert {(consumer, row) for consumer, rows in found for row in rows.tolist()} == mine
         self.model = {key: held for key, held in self.model.items() if key not in mine}
+
+    @rule(owner=_owner_st, request=st.integers(1, 20), lease_s=st.integers(1, 5))
+    def set_end(self, owner: int, request: int, lease_s: int) -> None:
+        self.leases.set_end(owner, request, self.now_s + lease_s)
+        if any(held == owner and self.requests[key] == request for key, held in self.model.items()):
+            self.ends[owner, request] = self.now_s + lease_s
+
+    @rule(owner=_owner_st, rows=_rows_st, consumer=_consumer_st, lease_s=st.integers(1, 5))
+    def renew(self, owner: int, rows: list[int], consumer: str, lease_s: int) -> None:
+        self.leases.renew(owner, _rows(rows), consumer, self.now_s + lease_s)
+        for row in rows:
+            if self.model.get((consumer, row)) == owner:
+                self.ends[owner, self.requests[consumer, row]] = self.now_s + lease_s
+
+    @rule(passed_s=st.integers(0, 4))
+    def end(self, passed_s: int) -> None:
+        self.now_s += passed_s
+        over = {key for key, end_s in self._list_ends().items() if end_s <= self.now_s}
+        mine = {key for key, owner in self.model.items() if (owner, self.requests[key]) in over}
+        found = list(self.leases.release_over_in_pieces(self.now_s, piece_rows=2))
+        assert {(consumer, row) for consumer, rows in found for row in rows.tolist()} == mine
+        assert all(self.leases.was_over(*key) for key in over)
+        self.model = {key: held for key, held in self.model.items() if key not in mine}
+
+    def _list_ends(self) -> dict[tuple[int, int], float]:
+        """Lists the ends of leases of which rows are held."""
+        held = {(owner, self.requests[key]) for key, owner in self.model.items()}
+        return {key: end_s for key, end_s in self.ends.items() if key in held}
 
     @rule(owner=_owner_st, rows=_rows_st, consumer=_consumer_st)
     def take(self, owner: int, rows: list[int], consumer: str) -> None:
@@ -93,6 +124,7 @@ class _AgainstADict(RuleBasedStateMachine):
                 mine = np.flatnonzero(self.leases.find_held(owner, rows, consumer)).tolist()
                 assert mine == sorted(row for row, whose in held.items() if whose == owner)
         assert self.numbers == list(range(1, len(self.numbers) + 1))
+        assert self.leases.next_end_s == min(self._list_ends().values(), default=math.inf)
         num_owners = len(set(self.model.values()))
         assert repr(self.leases) == f"<Leases of {len(self.model)} rows to {num_owners} owners>"
 
@@ -209,3 +241,14 @@ def test_grant_when_a_request_gets_rows_in_parts_then_they_are_one_lease() -> No
     assert released == [[9], [1], [4, 5]]
     assert leases.num_leased == 0
     assert leases.grant(1, _rows([8]), "", request=7) == 2
+
+
+def test_was_over_when_very_many_leases_have_ended_then_the_last_are_remembered() -> None:
+    leases = Leases()
+    for request in range(1, MAX_REMEMBERED + 3):
+        leases.grant(1, _rows([4]), "", request=request)
+        leases.set_end(1, request, 5.0)
+        assert [rows.tolist() for _, rows in leases.release_over_in_pieces(5.0, piece_rows=9)] == [[4]]
+    assert not leases.was_over(1, 2)
+    assert leases.was_over(1, 3)
+    assert leases.was_over(1, MAX_REMEMBERED + 2)
