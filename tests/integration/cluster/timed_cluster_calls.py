@@ -203,8 +203,8 @@ def _make_table_calls(kind: str, table: Any, t: float, options: dict[str, Any]) 
     wanted = [0, table.part_capacity]
 
     def take() -> None:
-        with table.take(8, timeout_s=t, **options):
-            pass
+        taken = table.take(8, timeout_s=t, **options)
+        taken.ack(timeout_s=t)  # the end of a block has the client's default timeout
 
     def take_all_batches() -> None:
         with table.batches(8, timeout_s=t, **options) as batches:
