@@ -159,3 +159,31 @@ def test_extends_when_not_waited_for_before_the_interpreter_ends_then_stored(cli
     command = [sys.executable, "-c", UNAWAITED]
     subprocess.run(command, cwd=ROOT, input=pickle.dumps(replay), capture_output=True, check=True, timeout=60)
     assert len(replay) == 201
+
+
+WITHOUT_ROOM = """
+import atexit, pickle, sys, time
+from tdserve.client.session import process_exit
+
+def report():  # runs last
+    print(time.monotonic() - over_s)
+
+atexit.register(report)
+process_exit.EXIT_FLUSH_S, process_exit.EXIT_S = 4.0, 100.0
+queue, row = pickle.loads(sys.stdin.buffer.read())
+queue.extend(row)
+future = queue.extend(row, return_early=True)
+over_s = time.monotonic()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.once("gloo")
+def test_exit_when_an_extend_has_no_room_then_it_is_waited_for_once(client: tdserve.Client, name: str) -> None:
+    queue = client.create_queue(name, example()[0], 1)
+    command = [sys.executable, "-c", WITHOUT_ROOM]
+    done = subprocess.run(
+        command, cwd=ROOT, input=pickle.dumps((queue, example(1))), capture_output=True, check=True, timeout=60
+    )
+    assert 4.0 <= float(done.stdout) < 7.0
+    assert len(queue) == 1

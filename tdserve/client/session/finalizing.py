@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 from threading import Event, Thread
 
-EXIT_WAIT_S = 5.0
-"""Time for what is under way when the interpreter exits; it takes milliseconds if the server answers."""
+from tdserve.client.session.process_exit import EXIT_S, spend_exit_time
 
 _log = logging.getLogger("tdserve.client")
 
@@ -55,12 +54,18 @@ def _end(over: Event) -> None:
     over.set()
 
 
-def wait_for_all(timeout_s: float = EXIT_WAIT_S) -> bool:
+def wait_for_all(timeout_s: float) -> bool:
     """Waits until all of it has ended; returns whether it has in time."""
     end_s = time.monotonic() + timeout_s
     return all(over.wait(max(end_s - time.monotonic(), 0.0)) for over in list(_under_way))
 
 
+@atexit.register
+def _wait_at_exit() -> None:
+    """A thread that is inside torch when the interpreter exits would abort the whole process. It takes milliseconds if
+    the server answers."""
+    with spend_exit_time(EXIT_S) as end_s:
+        wait_for_all(end_s - time.monotonic())
+
+
 os.register_at_fork(after_in_child=_under_way.clear)  # these threads do not exist there
-# A thread that is inside torch when the interpreter exits would abort the whole process.
-atexit.register(wait_for_all)

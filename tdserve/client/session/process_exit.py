@@ -6,7 +6,8 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.util import Finalize
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
@@ -14,8 +15,14 @@ from weakref import WeakSet
 _PRIORITY = 10
 """Priority at exit: before the clients of the process, which are closed last."""
 
+EXIT_S = 5.0
+"""Time that the exit of a process waits for what is under way, in all."""
+
 EXIT_FLUSH_S = 3.0
-"""Time for rows that no call waits for: extends with an early return, and what writers still hold."""
+"""Of it, for rows that no call waits for: extends with an early return, and what writers still hold."""
+
+EXIT_END_S = 1.0
+"""Of it, kept for clients that end, whatever the rows have taken."""
 
 _Member = TypeVar("_Member")
 
@@ -55,8 +62,34 @@ def call_before_executors_end(call: Callable[[], None]) -> None:
 _early: set[Callable[[], None]] = set()
 
 
+_waits_s: list[float] = []
+"""How long each wait at the exit of this process has taken."""
+
+
+@contextmanager
+def spend_exit_time(most_s: float, *, kept_s: float = 0.0) -> Iterator[float]:
+    """Gives the monotonic time until which a wait at the exit may take, and counts what it takes.
+
+    Waits add up, rather than end at one moment: threads of the user may run for long between them, and begin more.
+
+    Args:
+        most_s: Longest time of this wait.
+        kept_s: What it leaves of ``EXIT_S``.
+    """
+    begin_s = time.monotonic()
+    try:
+        yield begin_s + max(min(most_s, EXIT_S - kept_s - sum(_waits_s)), 0.0)
+    finally:
+        _waits_s.append(time.monotonic() - begin_s)
+
+
+os.register_at_fork(after_in_child=_waits_s.clear)
+
+
 class ExitFlush(Generic[_Member]):
     """The objects of one kind that store what they hold before this process exits, within ``EXIT_FLUSH_S`` together.
+
+    Those of another kind, and what is begun after them, may still have what is left of ``EXIT_S``.
 
     Args:
         finish: Waits until one of them has stored everything, at most until a monotonic time.
@@ -89,6 +122,6 @@ class ExitFlush(Generic[_Member]):
         if self._begin is not None:
             for member in members:
                 self._begin(member)
-        end_s = time.monotonic() + EXIT_FLUSH_S
-        for member in members:
-            self._finish(member, end_s)
+        with spend_exit_time(EXIT_FLUSH_S, kept_s=EXIT_END_S) as end_s:
+            for member in members:
+                self._finish(member, end_s)

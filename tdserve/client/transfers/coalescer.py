@@ -57,6 +57,7 @@ class Coalescer(ABC, Generic[_Part]):
         self._is_sending = False
         self._is_in_line = False  # waits until the client may begin another write
         self._pid = os.getpid()
+        self._given_up: set[Future[Any]] = set()  # what ``finish`` has waited for in vain
         _EXIT_FLUSH.add(self)
 
     @property
@@ -132,12 +133,18 @@ class Coalescer(ABC, Generic[_Part]):
         fail_parts(parts, TransferAbortedError(transfer=0, reason="it was cancelled before it was sent"))
 
     def finish(self, end_s: float) -> None:
-        """Waits until nothing is under way, at most until this monotonic time."""
-        while time.monotonic() < end_s and os.getpid() == self._pid:
+        """Waits until nothing is under way, at most until this monotonic time. What was under way until the time was
+        over, perhaps since a table has no room, is not waited for again."""
+        if os.getpid() != self._pid:
+            return
+        while True:
             with self._lock:
-                unfinished = self._list_unfinished()
+                unfinished = {*self._list_unfinished()} - self._given_up
                 if not unfinished and not self._is_sending:
                     return
+            if time.monotonic() >= end_s:
+                self._given_up |= unfinished
+                return
             if unfinished:
                 wait(unfinished, min(end_s - time.monotonic(), MAX_POLL_S))
             time.sleep(0 if unfinished else SENDING_POLL_S)  # 0: the thread that has ended one of them goes on first

@@ -3,10 +3,13 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import time
+from threading import Event
 
 import pytest
 
-from tdserve.client.session.process_exit import ExitFlush
+from tdserve.client.session import process_exit
+from tdserve.client.session.process_exit import ExitFlush, spend_exit_time
 
 PROGRAM = """
 import multiprocessing, os, sys
@@ -82,3 +85,26 @@ def test_flush_when_there_are_several_then_all_have_begun_before_any_is_waited_f
     assert set(begun) == finished.keys() == set(holders)
     assert len(set(finished.values())) == 1
     assert finished[holders[0]][1] == len(holders)
+
+
+def test_flush_when_earlier_ones_have_used_the_time_then_the_rest_is_kept_for_clients_that_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with spend_exit_time(1_000.0) as end_s:
+        left_s = end_s - time.monotonic()  # other tests may have used some
+    monkeypatch.setattr(process_exit, "EXIT_S", process_exit.EXIT_S - left_s + 60.0)
+    monkeypatch.setattr(process_exit, "EXIT_END_S", 59.8)
+    allowed: list[float] = []
+
+    def finish(_: Holder, end_s: float) -> None:
+        allowed.append(end_s - time.monotonic())
+        Event().wait(max(allowed[-1], 0.0))
+
+    holder, flushes = Holder(), [ExitFlush[Holder](finish), ExitFlush[Holder](finish)]
+    for flush in flushes:
+        flush.add(holder)
+        flush.run()
+    assert 0.0 < allowed[0] <= 0.2
+    assert allowed[1] <= 0.0
+    with spend_exit_time(1_000.0) as end_s:
+        assert 0.2 < end_s - time.monotonic() <= 59.8
