@@ -228,8 +228,7 @@ class ConditionalSelectors:
             return self._plain
         selector = self._selectors.get(conditions)
         if selector is None:
-            for _ in self._learn_consumer(conditions.consumer):
-                pass
+            list(self._learn_consumer(conditions.consumer))  # at once
             selector = self.make(conditions)
             selector.add(self.find_members(conditions))
             self._keep(conditions, selector)
@@ -259,8 +258,7 @@ class ConditionalSelectors:
             self._completable.clear()
         found = self._completable.pop(conditions, 0)  # where there was one: usually there still is
         for start in (*starts[found:], *starts[:found]):
-            rows = np.arange(start, min(start + RUN_PIECE_ROWS, self._columns.capacity))
-            rows = self._members.select_members(rows)
+            rows = self._members.get_rows_of(range(start, start + RUN_PIECE_ROWS))
             rows = rows[~self._fits(conditions, rows)]
             if self._fits(conditions._replace(require=()), rows).any():
                 self._completable[conditions] = start // RUN_PIECE_ROWS
@@ -291,8 +289,7 @@ class ConditionalSelectors:
             for start in range(0, self._columns.capacity, piece_rows):
                 if self._growing is not growing:
                     return
-                rows = np.arange(start, min(start + piece_rows, self._columns.capacity))
-                rows = self._members.select_members(rows)
+                rows = self._members.get_rows_of(range(start, start + piece_rows))
                 rows = rows[self._fits(conditions, rows)]
                 if len(rows):
                     selector.add(rows)
@@ -369,8 +366,7 @@ class ConditionalSelectors:
 
     def consume(self, consumer: str, rows: Rows) -> None:
         """Notes that a consumer has had rows, each named once, without a lease."""
-        for _ in self._learn_consumer(consumer):
-            pass
+        list(self._learn_consumer(consumer))  # at once
         self._consumed[rows] |= self._get_bit(consumer)
         self._drop_of(consumer, rows)
 
@@ -389,9 +385,8 @@ class ConditionalSelectors:
 
     def count_had(self, consumer: str, rows: Rows) -> int:
         """Returns how many of the rows a consumer has had."""
-        return (
-            int(np.count_nonzero(self._consumed[rows] & self._get_bit(consumer))) if consumer in self.consumers else 0
-        )
+        bit = self._get_bit(consumer) if consumer in self.consumers else np.uint64(0)
+        return int(np.count_nonzero(self._consumed[rows] & bit))
 
     def count_backlog(self) -> dict[str, int]:
         """Returns how many rows each consumer has not had yet after which rows leave the table, also while they are

@@ -58,3 +58,7 @@ class RowMask:
     def get_rows(self) -> Rows:
         """Returns all members, sorted."""
         return np.flatnonzero(self._is_member)
+
+    def get_rows_of(self, piece: range) -> Rows:
+        """Returns the members among consecutive rows, sorted."""
+        return np.flatnonzero(self._is_member[piece.start : piece.stop]) + piece.start
