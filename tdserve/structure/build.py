@@ -25,6 +25,7 @@ from tdserve.structure.stacks.assembly import PackedNode, RowsWithColumns, assig
 from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred, defer_stack, defer_values
 from tdserve.structure.stacks.elements import (
     OneValue,
+    flatten_elements,
     make_single_value,
 )
 from tdserve.structure.stacks.restacking import build_stack
@@ -102,7 +103,9 @@ def fill(td: Any, spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapp
     """
     target = capture(td, is_destination=True, like=spec)
     check_matches(spec, target.spec, store="")
-    if spec.has_ragged:
+    if spec.has_ragged or target.spec.has_ragged:  # the capture of a lazy stack has copies of its members' tensors
+        if not spec.has_ragged and td.is_locked:
+            _check_values(spec, target, values)
         assign(td, build(spec, tensors, values))
         return
     is_per_row = {path: leaf.per_row for path, leaf in target.spec.values}
@@ -124,6 +127,23 @@ def fill(td: Any, spec: Spec, tensors: Mapping[Path, torch.Tensor], values: Mapp
             entries_of(owner)[path[-1]] = _build_value(leaf, values[path], owner.device, names_of(owner))
 
 
+def _check_values(spec: Spec, target: Captured, values: Mapping[Path, Any]) -> None:
+    """Raises NotSupportedError if a value would have to be replaced in a locked destination with lazy stacks."""
+    for path, leaf in spec.values:
+        held, per_row = target.values[path], dict(target.spec.values)[path].per_row
+        if not is_same(held, values[path]) and (
+            leaf.per_row
+            or not per_row
+            or any(not is_same(value, values[path]) for value in flatten_elements(held, len(leaf.batch_size)))
+        ):
+            raise _make_lock_error(path)
+
+
+def _make_lock_error(path: Path) -> NotSupportedError:
+    reason = "the destination is locked; unlock it with .unlock_(), or leave out=None"
+    return NotSupportedError(feature=f"replacing the non-tensor value at key {quote(path)}", reason=reason)
+
+
 def _find_slot(td: Any, path: Path) -> tuple[TensorDict, dict[str, Any]]:
     """Returns the tensordict that holds a non-tensor leaf, and the fields beside it if a tensorclass is around it."""
     for depth in range(len(path)):
@@ -134,8 +154,7 @@ def _find_slot(td: Any, path: Path) -> tuple[TensorDict, dict[str, Any]]:
         if depth < len(path) - 1:
             td = entries_of(td)[path[depth]]
     if td.is_locked and not isinstance(entries_of(td).get(path[-1]), LiveEntry):
-        reason = "the destination is locked; unlock it with .unlock_(), or leave out=None"
-        raise NotSupportedError(feature=f"replacing the non-tensor value at key {quote(path)}", reason=reason)
+        raise _make_lock_error(path)
     return td, beside
 
 

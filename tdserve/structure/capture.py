@@ -68,7 +68,9 @@ def capture(
         reader = NodeReader(
             store, is_destination, like.packed, checks=checks, is_exact=is_exact, takes_structure=takes_structure
         )
-        if not is_destination:
+        if is_destination:
+            reader.join_stacks()
+        else:
             reader.take_forms(td, like.packed_nodes)
         captured = _read_for(td, like, reader)
         return conform(captured if is_destination else adapt(captured, like, ignores), like)
@@ -76,6 +78,8 @@ def capture(
 
     def read() -> Captured:
         reader = NodeReader(store, is_destination, checks=checks, is_exact=is_exact, takes_structure=takes_structure)
+        if is_destination and like is not None:
+            reader.join_stacks()
         root = reader.capture_node(td, ())
         return Captured(share_spec(root), reader.tensors, reader.values, {})
 

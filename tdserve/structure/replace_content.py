@@ -7,6 +7,7 @@ from typing import Any
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, is_tensorclass
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
+from tdserve.structure.stacks.shared_rows import find_shared
 from tdserve.structure.tensordict_private import (
     content_of,
     entries_of,
@@ -82,7 +83,7 @@ def _exchange(td: Any, source: Any) -> None:
 
 def _exchange_rows(td: Any, source: Any) -> None:
     old, new = td.tensordicts, source.tensordicts
-    is_pairwise = len(old) == len(new)
+    is_pairwise = len(old) == len(new) and find_shared(td, ()) is None  # else the last row's entries would be in others
     td.tensordicts = (
         [_replace_entry(mine, row) for mine, row in zip(old, new, strict=True)] if is_pairwise else list(new)
     )

@@ -11,6 +11,7 @@ from torch.autograd.graph import increment_version
 
 from tdserve.base.errors import (
     LocalProtocolError,
+    SpecMismatchError,
     TDServeError,
 )
 from tdserve.client.content.devices import to_device
@@ -22,7 +23,7 @@ from tdserve.structure.build import build, fill
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.fake_tensors import META, is_blank
 from tdserve.structure.state import restore_state
-from tdserve.structure.tree import Path, Spec, check_matches
+from tdserve.structure.tree import Path, Spec, check_matches, show
 from tdserve.v1 import control_pb2
 
 
@@ -115,13 +116,17 @@ class Destination:
         """Raises SpecMismatchError unless content of this structure fits; nothing is written."""
         if spec is self._fitting:
             return
-        if spec.has_ragged:
+        if spec.has_ragged or self._captured.spec.has_ragged:
             self._captured = self._capture(spec)
             self._placed = None
         self._check(spec)
         self._fitting = spec
 
     def _check(self, spec: Spec) -> None:
+        for path in self._captured.spec.packed_nodes.keys() - spec.packed:
+            actual = "a lazy stack of rows that differ, in out=; give a stack of equal rows, or read without out="
+            key = show(path) if path else ""
+            raise SpecMismatchError(store=self._store, key=key, expected="rows of one structure", actual=actual)
         memo = self._captured.memo
         if memo.get("fits") is not spec:  # a second check of thousands of leaves takes half a millisecond
             check_matches(spec, self._captured.spec, store=self._store, is_destination=True)

@@ -164,7 +164,7 @@ class TakenPart:
         """Returns tensors on a device for content of a structure, in the order in which they are sent."""
         self._on_device = device
         slots = write_layout(spec).slots
-        if self._captured is not None:
+        if self._captured is not None and not self._captured.spec.has_ragged:  # of a lazy stack it has copies
             self._was_direct = True
             self._columns = [self._captured.tensors[slot.path] for slot in slots]
         else:

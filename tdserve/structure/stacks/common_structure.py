@@ -43,7 +43,9 @@ class _Uneven(Exception):  # noqa: N818 - control flow, not an error
     """The rows differ in structure."""
 
 
-def join_parts(parts: Sequence[CapturedPart], dim: int, *, path: Path, names: DimNames | None) -> CapturedPart | None:
+def join_parts(
+    parts: Sequence[CapturedPart], dim: int, *, path: Path, names: DimNames | None, joins_stacks: bool = False
+) -> CapturedPart | None:
     """Joins rows into one node; None if they differ in more than the shapes of their tensors.
 
     Args:
@@ -51,10 +53,11 @@ def join_parts(parts: Sequence[CapturedPart], dim: int, *, path: Path, names: Di
         dim: Position of the new dimension.
         path: Of the node, with which the paths of the leaves begin.
         names: Of all batch dimensions of the stack.
+        joins_stacks: Whether rows that are, or have, lazy stacks are joined too, as if they were dense.
     """
     if parts[0].root.tensorclass is not None:
         return None  # a stack of instances differs from an instance around a stack
-    result = _Stacking(parts, dim, None if names is None else names[dim])
+    result = _Stacking(parts, dim, None if names is None else names[dim], joins_stacks=joins_stacks)
     try:
         root = result.join_nodes([part.root for part in parts], path)
     except _Uneven:
@@ -63,8 +66,9 @@ def join_parts(parts: Sequence[CapturedPart], dim: int, *, path: Path, names: Di
 
 
 class _Stacking:
-    def __init__(self, parts: Sequence[CapturedPart], dim: int, name: str | None) -> None:
+    def __init__(self, parts: Sequence[CapturedPart], dim: int, name: str | None, *, joins_stacks: bool) -> None:
         self._parts = parts
+        self._joins_stacks = joins_stacks
         self._dim = dim
         self._name = name
         self.tensors: dict[Path, torch.Tensor] = {}
@@ -81,8 +85,8 @@ class _Stacking:
                 and node.is_locked == first.is_locked
                 and len(node.entries) == len(first.entries)
             )
-            is_own = node.inner is not None or node.stack_dim is not None or node.params is not None
-            if not is_same or is_own:
+            is_own = node.inner is not None or node.params is not None
+            if not is_same or is_own or (node.stack_dim is not None and not self._joins_stacks):
                 raise _Uneven
         rows = [dict(node.entries) for node in nodes]
         entries: list[tuple[str, Entry]] = []

@@ -27,6 +27,7 @@ from tdserve.structure.stacks.elements import (
     nest_list,
     split_elements,
 )
+from tdserve.structure.stacks.shared_rows import find_shared
 from tdserve.structure.tensordict_private import read_names
 
 
@@ -51,6 +52,11 @@ class StackReader(LeafReader):
 
     _wanted: Mapping[Path, Node] = MappingProxyType({})
     _is_locked = False
+    _joins_stacks = False
+
+    def join_stacks(self) -> None:
+        """Captures stacks of stacks leaf by leaf too, as what dense content is to be written to."""
+        self._joins_stacks = True
 
     def take_forms(self, td: Any, nodes: Mapping[Path, Node]) -> None:
         """Gives elements the form of the packed nodes that they are for.
@@ -89,8 +95,15 @@ class StackReader(LeafReader):
             device = None if td.device is None else get_device_name(td.device)
             is_locked = self.is_exact and bool(td.is_locked)
             return Node(tuple(td.batch_size), names, device, given.tensorclass, (), td.stack_dim, is_locked=is_locked)
-        parts = [self._capture_part(row, path, ()) for row in map(read_into_memory, td.tensordicts)]
-        found = None if given.fields else join_parts(parts, td.stack_dim, path=path, names=names)
+        rows = td.tensordicts if self.is_destination else map(read_into_memory, td.tensordicts)
+        parts = [self._capture_part(row, path, ()) for row in rows]
+        if self.is_destination:
+            self._check_shared(td, path)
+        found = (
+            None
+            if given.fields
+            else join_parts(parts, td.stack_dim, path=path, names=names, joins_stacks=self._joins_stacks)
+        )
         if self.takes_structure:
             self._check_stacked(parts, found.tensors if found is not None else {})
         if found is None:
@@ -98,6 +111,12 @@ class StackReader(LeafReader):
         self.tensors.update(found.tensors)
         self.values.update(found.values)
         return found.root._replace(tensorclass=given.tensorclass)
+
+    def _check_shared(self, td: Any, path: Path) -> None:
+        shared = find_shared(td, path)
+        if shared is not None:
+            what = "a lazy stack whose rows share memory as destination"
+            raise self._make_refusal(what, shared, "each row would get the content of the last one; stack clones")
 
     def _pack_node(
         self,
@@ -110,6 +129,8 @@ class StackReader(LeafReader):
 
         ``parts`` are captured rows of a stack, if available.
         """
+        if self.is_destination and isinstance(given.td, LazyStackedTensorDict):
+            self._check_shared(given.td, path)
         td = _with_fields(read_into_memory(given.td), given.fields)
         can_list = not isinstance(td, LazyStackedTensorDict) or td.stack_dim == 0
         batch_size = tuple(td.batch_size[:1]) if above is None and can_list else above or ()
@@ -210,6 +231,7 @@ class StackReader(LeafReader):
             is_exact=self.is_exact,
             takes_structure=self.takes_structure,
         )
+        reader._joins_stacks = self._joins_stacks
         return CapturedPart(reader.capture_node(td, path, above), reader.tensors, reader.values, path)
 
 

@@ -128,3 +128,9 @@ def test_take_over_when_consolidated_then_it_is_so_no_more() -> None:
     assert td.is_consolidated()
     take_over(td.unlock_(), TensorDict({"y": torch.zeros(2)}, [2]))
     assert not td.is_consolidated()
+
+
+def test_take_over_when_a_row_occurs_twice_in_a_stack_then_others_take_its_places() -> None:
+    row = TensorDict({"x": torch.zeros(1)}, [])
+    found = take_over(lazy_stack([row, row]), rows(1, 2))
+    assert differences(found, rows(1, 2)) == []

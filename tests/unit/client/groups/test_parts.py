@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.groups.member_parts import GivenPart, TakenPart, compute_fingerprint, divide_messages
@@ -93,6 +93,18 @@ def test_tensors_on_when_a_device_takes_them_then_the_values_come_apart(into: in
     found = taken.finish(source.spec)
     assert number_in(found) == 4
     assert found is out or found.device == torch.device("cpu")
+
+
+def test_tensors_on_when_out_is_a_lazy_stack_then_its_members_are_filled() -> None:
+    source = given(TensorDict({"x": torch.arange(6.0).view(2, 3)}, [2]))
+    members = [TensorDict({"x": torch.zeros(3)}, []) for _ in range(2)]
+    taken = TakenPart(lazy_stack(members), name="g", allow_pickle=False)
+    taken.check(source.spec)
+    for target, tensor in zip(taken.make_tensors(torch.device("cpu"), source.spec), source.tensors, strict=True):
+        target.copy_(tensor)
+    taken.make_values_sink(0, BufferPool())
+    taken.finish(source.spec)
+    assert [member["x"].tolist() for member in members] == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
 
 
 def test_parts_when_content_is_refused_then_error_names_the_group() -> None:
