@@ -155,6 +155,11 @@ class OpeningCall(Coroutine[Any, Any, _Result]):
         """Ends it; for the event loop."""
         self._call.close()
 
+    def __getattr__(self, name: str) -> Any:
+        """Is what was opened, once it is: ``async with (taken := queue.take(8, lease_s=60)): await taken.renew()``."""
+        opened = self.__dict__.get("_opened")
+        return object.__getattribute__(self, name) if opened is None else getattr(opened, name)
+
     async def __aenter__(self) -> Any:
         self._opened = await self._call
         return await self._opened.__aenter__()

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tdserve
@@ -96,6 +97,28 @@ def test_take_when_its_task_hangs_then_another_task_has_the_rows(server: tdserve
                 assert numbers(batch) == [0, 1, 2, 3]
                 with pytest.raises(tdserve.WrongStateError):
                     await taken.ack()
+
+    asyncio.run(run())
+
+
+def test_take_when_its_block_or_loop_is_a_task_then_renewed_by_the_call_that_opened_it(
+    server: tdserve.Server, name: str
+) -> None:
+    async def run() -> None:
+        async with tdserve.aio.connect(server.address) as client:
+            queue = await client.create_queue(name, rows(0)[0], 12)
+            await queue.extend(rows(*range(4)))
+            opening = queue.take(1)
+            with pytest.raises(AttributeError, match="renew"):
+                opening.renew()
+            opening.close()
+            async with (taken := queue.take(2, lease_s=np.float32(SHORT_S * 100))) as batch:
+                await taken.renew(LONG_S)
+                assert numbers(batch) == [0, 1]
+            async for batch in (batches := queue.batches(2, lease_s=LONG_S)):
+                await batches.renew()
+                assert numbers(batch) == [2, 3]
+                break
 
     asyncio.run(run())
 

@@ -71,7 +71,8 @@ class ShardedQueueHandle(ShardedTable):
         )
 
     def renew(self, rows: Any, lease_s: float, *, timeout_s: float | None = None) -> None:
-        """Renews the lease of rows; see ``QueueHandle.renew``. Those of each shard are renewed together."""
+        """Renews the lease of rows; see ``QueueHandle.renew``. Rows that are not named are renewed with those of the
+        same shard; ``ShardedTaken.renew`` renews all."""
         self.change_rows(
             rows,
             self.make_deadline(timeout_s),

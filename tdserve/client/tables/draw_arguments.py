@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import numbers
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -83,10 +85,13 @@ def check_lease_s(lease_s: Any) -> float:
     """
     if lease_s is None:
         return 0.0
-    is_number = isinstance(lease_s, (int, float)) and not isinstance(lease_s, bool)
-    if not (is_number and 0.0 < lease_s < math.inf):
+    lasting_s = 0.0
+    if isinstance(lease_s, numbers.Real) and not isinstance(lease_s, bool):  # NumPy's are, too
+        with suppress(OverflowError):
+            lasting_s = float(lease_s)
+    if not 0.0 < lasting_s < math.inf:
         raise InvalidRequestError(argument="lease_s", reason=f"{lease_s!r} is not a number of seconds above 0")
-    return float(lease_s)
+    return lasting_s
 
 
 def _check_absent(**arguments: Any) -> None:

@@ -20,7 +20,6 @@ from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.call_conditions import may_repeat
 from tdserve.client.session.call_deadline import begin_step
 from tdserve.client.session.finalizing import run_from_finalizer
-from tdserve.rules.replay.leases import RENEWING
 
 POLL_S = 0.5
 """How soon a waiting iterator notices that it was closed."""
@@ -96,9 +95,11 @@ class TakenBatches:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            self._acknowledge(begin_step(self._timeout_s))
-        self.close()
+        try:
+            if error is None:
+                self._acknowledge(begin_step(self._timeout_s))
+        finally:
+            self.close()
 
     def __del__(self) -> None:
         held = getattr(self, "_held", None)
@@ -106,19 +107,26 @@ class TakenBatches:
             run_from_finalizer(held.give_back_later)
 
     def renew(self, lease_s: float | None = None, *, timeout_s: float | None = None) -> None:
-        """Renews the lease of the batch that was returned last. Any thread may call it.
+        """Renews the lease of the batch that was returned last. Any thread may call it, also one that renews again and
+        again: between two batches there is nothing to renew, and it does nothing.
 
         Args:
             lease_s: As of ``tdserve.Taken``.
             timeout_s: As of ``tdserve.Taken``.
 
         Raises:
-            WrongStateError: As of ``tdserve.Taken``; also if no batch is on lease.
+            WrongStateError: As of ``tdserve.Taken``.
+            ClosedError: The iterator is closed.
         """
+        self._check_open()
         held = self._held
         if held is None:
-            raise WrongStateError(state=f"no batch of {self._name!r} is on lease", event=RENEWING)
-        held.renew(lease_s, timeout_s=timeout_s)
+            return
+        try:
+            held.renew(lease_s, timeout_s=timeout_s)
+        except WrongStateError:
+            if self._held is held:  # else it was acknowledged meanwhile
+                raise
 
     def close(self) -> None:
         """Ends the iterator, also for a thread that waits in it, and gives back what was not acknowledged."""
