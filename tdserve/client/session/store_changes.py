@@ -47,14 +47,17 @@ def end_filling(client: SessionClient, name: str, identity: str, *, gives_up: bo
     _change(client, f"the end of the filling of {name!r}", None, end_filling=asked)
 
 
-def delete_store(client: SessionClient, name: str, *, deletes_record: bool = False) -> None:
+def delete_store(
+    client: SessionClient, name: str, *, deletes_record: bool = False, deadline: Deadline | None = None
+) -> None:
     """Deletes a store; see ``Client.delete``.
 
     Args:
         deletes_record: Whether it may be the record of a store that servers share, whose parts are deleted, too.
+        deadline: None: the client's default.
     """
     asked = control_pb2.DeleteStoreRequest(name=check_store_name(name), deletes_record=deletes_record)
-    _change(client, f"the deletion of {name!r}", None, delete_store=asked)
+    _change(client, f"the deletion of {name!r}", deadline, delete_store=asked)
 
 
 def _change(client: SessionClient, what: str, deadline: Deadline | None, **body: Any) -> control_pb2.Done:
