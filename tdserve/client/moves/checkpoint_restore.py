@@ -145,12 +145,16 @@ def take_back(client: SessionClient, restored: Iterable[str], begun: Mapping[str
         restored: Their names.
         begun: Moves that are not complete, by the names of their stores.
     """
-    giving_up = [partial(request_step, client, name, move=move, give_up=True) for name, move in begun.items()]
-    deleting = [partial(delete_store, client, name, deletes_record=True) for name in restored]
-    changes: list[Callable[..., object]] = [*giving_up, *deleting]
-    for change in changes:
+
+    def give_up(name: str, deadline: Deadline) -> None:
+        request_step(client, name, deadline=deadline, move=begun[name], give_up=True)
+
+    def delete(name: str, deadline: Deadline) -> None:
+        delete_store(client, name, deletes_record=True, deadline=deadline)
+
+    for change, name in (*((give_up, each) for each in begun), *((delete, each) for each in restored)):
         try:
-            change(deadline=Deadline.after(UNDO_S))
+            change(name, Deadline.after(UNDO_S))
         except (ConnectError, DeadlineExceededError):
             return
         except TDServeError:
