@@ -52,15 +52,16 @@ def test_read_when_the_client_waits_for_the_content_itself_then_one_message_each
         counts = remote_client.stats()["transports"]["gloo"]
         return counts["transfers_out"], counts["bytes_out"]
 
-    def read() -> tuple[int, int]:
+    def read(index: torch.Tensor | slice) -> tuple[int, int]:
         num_before, nbytes_before = sent()
         assert (handle[index] == td[index]).all()
         wait_for(lambda: sent()[0] > num_before, "the count of the read")
         return sent()[0] - num_before, sent()[1] - nbytes_before
 
-    read()  # control lets the worker read the store, which answers alone from then on
+    read(slice(None))  # waits until the channel is open; fewer rows would be in the answer until then
+    read(index)  # control lets the worker read the store, which answers alone from then on
     for _ in range(2):
-        num_messages, nbytes = read()
+        num_messages, nbytes = read(index)
         assert num_messages == 1
         assert nbytes >= 256 * 36
 
