@@ -69,9 +69,9 @@ async def wait_for_ending() -> None:
 def test_take_when_the_lease_of_another_is_over_then_it_has_the_rows_in_their_order(
     world: World, run: Loop, queue: OpenedStore
 ) -> None:
-    sample(world, run, queue, 3, world.session(1), is_lease=True, lease_s=SHORT_S)
     sample(world, run, queue, 1, world.session(3), is_lease=True)  # without an end
-    assert run(take(world, queue, 3, 2)) == [10, 11, 12]
+    sample(world, run, queue, 3, world.session(1), is_lease=True, lease_s=SHORT_S)
+    assert run(take(world, queue, 3, 2)) == [11, 12, 13]
     assert queue.get_table().info()["num_leased"] == 4
 
 
