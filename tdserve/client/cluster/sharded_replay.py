@@ -11,13 +11,12 @@ import torch
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import WrongStateError
-from tdserve.base.integers import check_integer
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.drawn_parts import DrawnPart
-from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.shard_shares import ShardShares
-from tdserve.client.cluster.sharded_batches import ShardedBatches, ShardedTaken
-from tdserve.client.cluster.sharded_table import ShardedTable, select_rows
+from tdserve.client.cluster.sharded_batches import ShardedBatches
+from tdserve.client.cluster.sharded_leasing_table import ShardedLeasingTable
+from tdserve.client.cluster.sharded_table import select_rows
 from tdserve.client.content.devices import resolve_device, to_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
@@ -27,8 +26,6 @@ from tdserve.client.tables.change_requests import spread_generations, spread_pri
 from tdserve.client.tables.draw_arguments import (
     Conditions,
     check_ahead,
-    check_lease_s,
-    check_min_rows,
     check_num_rows,
 )
 from tdserve.client.tables.sampling import Query
@@ -39,7 +36,7 @@ from tdserve.rules.placement import PlacementRecord
 
 
 @leave_modes_in_calls
-class ShardedReplayHandle(ShardedTable):
+class ShardedReplayHandle(ShardedLeasingTable):
     """A replay store that several servers share; calls as of :class:`tdserve.ReplayHandle`.
 
     A sample is divided among the shards by what may be drawn from each: rows, groups, or the sum of their weights. It
@@ -49,7 +46,6 @@ class ShardedReplayHandle(ShardedTable):
 
     def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
         super().__init__(cluster, name, placement, deadline=deadline)
-        self._draws = ShardDraws(self)
         self._shares = ShardShares(self)
         self._step_counts = StepCounts()
 
@@ -133,7 +129,6 @@ class ShardedReplayHandle(ShardedTable):
         self._shares.forget(deadline)
         self._step_counts.restart(self.name)
 
-    @gather_spans
     def take(
         self,
         num_rows: int,
@@ -151,12 +146,9 @@ class ShardedReplayHandle(ShardedTable):
         timeout_s: float | None = None,
     ) -> Any:
         """Draws rows for a consumer, which count as had once they are acknowledged; see ``ReplayHandle.take``."""
-        num_rows = check_integer("num_rows", num_rows, 1)
-        fewest, lasting_s = check_min_rows(min_rows, num_rows), check_lease_s(lease_s)
-        conditions = Conditions(require, consumer, group_by, group_size, max_lag, fewest, lasting_s)
-        queries = self._make_queries(conditions, is_lease=True, pad=pad, numpy=numpy)
-        drawn = self._draws.draw(queries, num_rows, self.make_deadline(timeout_s), takes_fewer=True)
-        taken = ShardedTaken(self, self._draws, drawn)
+        num_rows = check_num_rows(num_rows, None)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag).for_take(num_rows, min_rows, lease_s)
+        taken = self._take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
@@ -247,25 +239,17 @@ class ShardedReplayHandle(ShardedTable):
         ``ReplayHandle.batches``. A batch that became too old for ``max_lag`` while it waited is returned."""
         num_rows = check_num_rows(num_rows, device)
         wait_s, deadline = self._get_timeout_s(timeout_s), self.make_deadline(timeout_s)
-        fewest, lasting_s = check_min_rows(min_rows, num_rows), check_lease_s(lease_s)
-        conditions = Conditions(require, consumer, group_by, group_size, max_lag, fewest, lasting_s)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag).for_take(num_rows, min_rows, lease_s)
         share = parse_table_share(self, rank, world_size, step, balance, run, deadline)
         ahead = check_ahead(prefetch, drop, consumer, share, min_rows=min_rows, lease_s=lease_s)
         counts = None if share is None else self._get_step_count(share)
         if share is not None and counts is not None and not share.is_named:
             share = share.move_to(counts.next)
-        is_lease = bool(consumer) and share is None
+        if consumer and share is None:
+            return self._take_batches(num_rows, conditions, timeout_s, device=device, pad=pad, numpy=numpy)
         form = {"device": resolve_device(device), "pad": pad, "numpy": numpy}  # here: each thread has its own device
-        queries = self._make_queries(conditions, is_lease=is_lease, share=share, **form)
-        query = self.ask_any_part(queries, deadline)  # checked before a thread draws anything
-        if is_lease:
-            given = {"min_rows": min_rows, "lease_s": lease_s, "pad": pad, "numpy": query.is_numpy}
-            options = {**conditions._asdict(), **given}
-
-            def take(within_s: float) -> Any:
-                return self.take(num_rows, timeout_s=within_s, **options)
-
-            return TakenBatches(take, self.name, device=device, timeout_s=wait_s)
+        # checked before a thread draws anything
+        self.ask_any_part(self._make_queries(conditions, is_lease=False, share=share, **form), deadline)
 
         @gather_spans
         def sample(table: ShardedReplayHandle, own: Share | None) -> Any:

@@ -232,11 +232,12 @@ def carry_context(work: Callable[[], _Result]) -> Callable[[], _Result]:
 
 def gather_spans(method: _Method) -> _Method:
     """Makes a method of a handle whose requests to several servers are traced below one span, named like the method."""
+    name = method.__name__.lstrip("_")
 
     @wraps(method)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         traces = find_call_traces()
-        with nullcontext() if traces is None else traces.gather_calls(method.__name__, self.name):
+        with nullcontext() if traces is None else traces.gather_calls(name, self.name):
             return method(self, *args, **kwargs)
 
     return cast("_Method", call)

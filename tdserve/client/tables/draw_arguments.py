@@ -36,7 +36,7 @@ def check_num_rows(num_rows: Any, device: Any) -> int:
     return number
 
 
-def check_min_rows(min_rows: Any, num_rows: int) -> int:
+def _check_min_rows(min_rows: Any, num_rows: int) -> int:
     """Returns the fewest rows that a take of ``num_rows`` may have; 0 for None: all of them."""
     return 0 if min_rows is None else check_integer("min_rows", min_rows, 1, maximum=num_rows)
 
@@ -111,6 +111,14 @@ class Conditions(NamedTuple):
     max_lag: int | None = None
     min_rows: int = 0
     lease_s: float = 0.0
+
+    def for_take(self, num_rows: int, min_rows: Any, lease_s: Any) -> Conditions:
+        """Returns the conditions of a take of so many rows; its own arguments are checked.
+
+        Raises:
+            InvalidRequestError: One of them is invalid.
+        """
+        return self._replace(min_rows=_check_min_rows(min_rows, num_rows), lease_s=check_lease_s(lease_s))
 
 
 NO_CONDITIONS = Conditions()

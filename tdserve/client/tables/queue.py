@@ -6,15 +6,15 @@ from typing import Any
 
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
-from tdserve.client.tables.draw_arguments import Conditions, check_lease_s, check_min_rows, check_num_rows
-from tdserve.client.tables.table_handle import TableHandle
+from tdserve.client.tables.draw_arguments import Conditions, check_num_rows
+from tdserve.client.tables.leasing_table import LeasingTableHandle
 from tdserve.client.tables.taken_batches import TakenBatches
-from tdserve.client.tables.taking import Lease, Taken, acknowledge_given, choose_lease_s, renew, take_rows
+from tdserve.client.tables.taking import Lease, acknowledge_given, choose_lease_s, renew
 from tdserve.v1 import control_pb2
 
 
 @leave_modes_in_calls
-class QueueHandle(TableHandle):
+class QueueHandle(LeasingTableHandle):
     """A queue, or a stack: rows wait in order until they are taken; writers wait while it is full. Threads: safe.
 
     Rows that were taken are consumed when they are acknowledged, exactly once across all consumers. Rows of a consumer
@@ -63,15 +63,8 @@ class QueueHandle(TableHandle):
             DeadlineExceededError: There were not enough in time. Nothing was taken.
         """
         num_rows = check_num_rows(num_rows, None)
-        fewest, lasting_s = check_min_rows(min_rows, num_rows), check_lease_s(lease_s)
-        conditions = Conditions(max_lag=max_lag, min_rows=fewest, lease_s=lasting_s)
-        deadline = self._client.make_deadline(timeout_s)
-
-        def draw() -> Taken:
-            query = self.make_query(conditions, is_lease=True, pad=pad, numpy=numpy)
-            return Taken(self._client, query, take_rows(self._client, query, num_rows, deadline))
-
-        taken = self.follow_and_retry(draw, deadline)
+        conditions = Conditions(max_lag=max_lag).for_take(num_rows, min_rows, lease_s)
+        taken = self._take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:
@@ -136,15 +129,5 @@ class QueueHandle(TableHandle):
             timeout_s: Seconds that one batch may take; after that the iterator raises DeadlineExceededError.
         """
         num_rows = check_num_rows(num_rows, device)
-        seconds = self._client.timeout_s if timeout_s is None else timeout_s
-        deadline = self._client.make_deadline(timeout_s)
-        fewest, lasting_s = check_min_rows(min_rows, num_rows), check_lease_s(lease_s)
-        conditions = Conditions(max_lag=max_lag, min_rows=fewest, lease_s=lasting_s)
-        query = self.make_query(conditions, is_lease=True, pad=pad, device=device, numpy=numpy, deadline=deadline)
-        options: dict[str, Any] = {"min_rows": min_rows, "max_lag": max_lag, "pad": pad, "numpy": query.is_numpy}
-        options["lease_s"] = lease_s
-
-        def take(within_s: float) -> Any:
-            return self.take(num_rows, timeout_s=within_s, **options)
-
-        return TakenBatches(take, self.name, device=device, timeout_s=seconds)
+        conditions = Conditions(max_lag=max_lag).for_take(num_rows, min_rows, lease_s)
+        return self._take_batches(num_rows, conditions, timeout_s, device=device, pad=pad, numpy=numpy)

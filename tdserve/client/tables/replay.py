@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from tdserve.base.integers import check_integer
 from tdserve.client.content.devices import to_device
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.outer_modes import leave_modes_in_calls
@@ -19,25 +18,23 @@ from tdserve.client.tables.change_requests import (
     encode_priorities,
     to_row_numbers,
 )
-from tdserve.client.tables.draw_arguments import Conditions, check_ahead, check_lease_s, check_min_rows, check_num_rows
+from tdserve.client.tables.draw_arguments import Conditions, check_ahead, check_num_rows
+from tdserve.client.tables.leasing_table import LeasingTableHandle
 from tdserve.client.tables.sampling import draw_whole_rows
 from tdserve.client.tables.share import Share, parse_table_share
-from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taken_batches import TakenBatches
 from tdserve.client.tables.taking import (
     Lease,
-    Taken,
     acknowledge_given,
     choose_lease_s,
     renew,
     take_and_acknowledge,
-    take_rows,
 )
 from tdserve.v1 import control_pb2
 
 
 @leave_modes_in_calls
-class ReplayHandle(TableHandle):
+class ReplayHandle(LeasingTableHandle):
     """A replay store: a ring of rows that writers extend and readers sample. Threads: safe."""
 
     _kind = control_pb2.STORE_KIND_REPLAY
@@ -199,17 +196,9 @@ class ReplayHandle(TableHandle):
 
         Other arguments and errors as of :meth:`sample`.
         """
-        check_real("drawing rows", ROWS)
-        num_rows = check_integer("num_rows", num_rows, 1)
-        fewest, lasting_s = check_min_rows(min_rows, num_rows), check_lease_s(lease_s)
-        conditions = Conditions(require, consumer, group_by, group_size, max_lag, fewest, lasting_s)
-        deadline = self._client.make_deadline(timeout_s)
-
-        def draw() -> Taken:
-            query = self.make_query(conditions, is_lease=True, pad=pad, numpy=numpy, deadline=deadline)
-            return Taken(self._client, query, take_rows(self._client, query, num_rows, deadline))
-
-        taken = self.follow_and_retry(draw, deadline)
+        num_rows = check_num_rows(num_rows, None)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag).for_take(num_rows, min_rows, lease_s)
+        taken = self._take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
@@ -344,25 +333,15 @@ class ReplayHandle(TableHandle):
         num_rows = check_num_rows(num_rows, device)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         deadline = self._client.make_deadline(timeout_s)
-        fewest, lasting_s = check_min_rows(min_rows, num_rows), check_lease_s(lease_s)
-        conditions = Conditions(require, consumer, group_by, group_size, max_lag, fewest, lasting_s)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag).for_take(num_rows, min_rows, lease_s)
         share = parse_table_share(self, rank, world_size, step, balance, run, deadline)
         ahead = check_ahead(prefetch, drop, consumer, share, min_rows=min_rows, lease_s=lease_s)
         step_count = None if share is None else self._get_step_count(share)
         if share is not None and step_count is not None and not share.is_named:
             share = share.move_to(step_count.next)
-        is_lease = bool(consumer) and share is None
-        query = self.make_query(
-            conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share, deadline=deadline
-        )
-        if is_lease:
-            given = {"min_rows": min_rows, "lease_s": lease_s, "pad": pad, "numpy": query.is_numpy}
-            options = {**conditions._asdict(), **given}
-
-            def take(within_s: float) -> Any:
-                return self.take(num_rows, timeout_s=within_s, **options)
-
-            return TakenBatches(take, self.name, device=device, timeout_s=seconds)
+        if consumer and share is None:
+            return self._take_batches(num_rows, conditions, timeout_s, device=device, pad=pad, numpy=numpy)
+        query = self.make_query(conditions, pad=pad, device=device, numpy=numpy, share=share, deadline=deadline)
         return Batches(
             self._client,
             query,

@@ -10,6 +10,7 @@ import torch
 
 import tdserve
 from tdserve.base.errors import ClosedError, DeadlineExceededError, EndOfStreamError, WrongStateError
+from tdserve.client.cluster.sharded_batches import ShardedTaken
 from tests.integration.cluster.filling import SIZES, fill_unequally, rows
 from tests.integration.rests import at_rest
 
@@ -89,14 +90,13 @@ def test_batches_when_closed_by_another_thread_while_rows_come_then_they_are_giv
 ) -> None:
     queue = client.create_queue(name, rows(1)[0], 300, shards="all")
     fill_unequally(queue)
-    take = queue.take
 
-    def take_and_close(*given: object, **options: object) -> object:
-        taken = take(*given, **options)
+    def take_and_close(*given: Any) -> ShardedTaken:
+        taken = ShardedTaken(*given)
         batches.close()
         return taken
 
-    monkeypatch.setattr(queue, "take", take_and_close)
+    monkeypatch.setattr("tdserve.client.cluster.sharded_leasing_table.ShardedTaken", take_and_close)
     batches = queue.batches(sum(SIZES))
     with pytest.raises(ClosedError):
         next(batches)
