@@ -13,15 +13,15 @@ from tdserve.base.errors import WrongStateError
 from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, Rows, sort_unique
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay import promises
-from tdserve.rules.replay.aging_table import AgingTable
 from tdserve.rules.replay.conditional_selectors import MAX_LOOKED_AT
 from tdserve.rules.replay.conditions import OWN
 from tdserve.rules.replay.leases import ACKNOWLEDGING, RENEWING, make_not_held_error
 from tdserve.rules.replay.plans import Departure
 from tdserve.rules.replay.staleness import UNKNOWN
+from tdserve.rules.replay.table_state import TableState
 
 
-class Departures(AgingTable):
+class Departures(TableState):
     """A table of which rows are deleted, consumed, discarded, spent, or kept for readers.
 
     Arguments and errors as of ``TableState``.

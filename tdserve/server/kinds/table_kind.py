@@ -19,6 +19,7 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.conditions import PLAIN
 from tdserve.rules.replay.ring import compute_first_generation
 from tdserve.rules.replay.row_order import to_last_sequence
+from tdserve.rules.replay.sample_ages import measure_sample_age
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.shared_numbers import SharedNumbers
 from tdserve.rules.replay.table import Table
@@ -162,7 +163,7 @@ class TableKind(StoreKind):
         figures.is_queue = table.settings.is_queue
         if table.settings.sampler.uses_priority:
             figures.priority_sum = table.selectors.get(PLAIN).mass
-        age = table.measure_sample_age(time.monotonic(), rng=self._rng)
+        age = measure_sample_age(table, time.monotonic(), rng=self._rng)
         if age is not None:
             figures.sample_age.MergeFrom(control_pb2.SampleAge(**age._asdict()))
 

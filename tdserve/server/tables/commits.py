@@ -12,6 +12,7 @@ from tdserve.base.failpoints import reach
 from tdserve.messages.row_numbers import Rows, encode_rows
 from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.sample_ages import note_arrival
 from tdserve.rules.replay.table import Table
 from tdserve.server.counts import make_counts
 from tdserve.server.idempotency import Answer, CommittedAnswers
@@ -58,7 +59,7 @@ def commit_rows(
     generations = table.ring.compute_generations(reservation)
     redo = RedoEntry(store.record.uid, reservation.rows, generations, reservation.encoded)
     table.arrive(reservation.rows, arrival)
-    table.note_arrival(len(reservation), time.monotonic())
+    note_arrival(table, len(reservation), time.monotonic())
     try:
         client_id, request, done = last
         with answers.begin_transaction(
@@ -128,7 +129,7 @@ async def commit_in_turns(
                 part = slice(start, start + step_rows)
                 arrived.append((reservation.rows[part], settle().select_part(part)))
                 table.arrive(*arrived[-1], is_on_record_later=True)
-                table.note_arrival(len(arrived[-1][0]), time.monotonic())
+                note_arrival(table, len(arrived[-1][0]), time.monotonic())
                 await asyncio.sleep(0)
             redo = await asyncio.to_thread(_make_redo_entry, store, table, reservation)  # nobody changes what it reads
             store.check_present()

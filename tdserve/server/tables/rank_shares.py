@@ -15,6 +15,7 @@ from tdserve.rules.replay.conditions import SampleConditions
 from tdserve.rules.replay.kept_draw import MAX_RUN_BYTES, DrawTerms, KeptDraw
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.replay.rank_draws import RankDraw, plan_share
+from tdserve.rules.replay.sample_ages import note_sample
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.draw_records import renew_draws, save_draw
 from tdserve.server.row_write_hold import wait_for_others
@@ -125,7 +126,7 @@ class RankShares:
             made.undo()
             raise
         made.settle()
-        table.note_sample(made.plan, time.monotonic())
+        note_sample(table, made.plan, time.monotonic())
         store.waiters.wake()  # a writer may wait for what it used up, and other ranks for it
         return made.draw
 

@@ -20,6 +20,7 @@ from tdserve.messages.content import MAX_SAMPLE_ROWS, make_rows_layout
 from tdserve.messages.row_numbers import TREE_PIECE_ROWS, decode_rows
 from tdserve.rules.replay.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.plans import RowsPlan, SamplePlan
+from tdserve.rules.replay.sample_ages import note_sample
 from tdserve.rules.replay.table import Table
 from tdserve.server import inline_tasks
 from tdserve.server.counts import make_counts
@@ -325,7 +326,7 @@ class Samples:
         """Sends a sample. If that fails, what it used up is available again."""
         store = call.store
         reach("lease.drawn")
-        store.get_table().note_sample(drawn.plan, time.monotonic())
+        note_sample(store.get_table(), drawn.plan, time.monotonic())
         if call.asked.lease_s:
             self._lease_timer.limit(store, call.session.number, call.request, call.asked.lease_s)
         store.waiters.wake()  # a writer may wait for what it used up
