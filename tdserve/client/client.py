@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, VersionNotFoundError, WrongStateError
+from tdserve.base.errors import VersionNotFoundError, WrongStateError
 from tdserve.base.ids import check_store_name
 from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import WEIGHTS, check_real
@@ -43,10 +43,7 @@ from tdserve.client.weights.subscription import Subscription
 from tdserve.rules.catalog import Durability
 from tdserve.rules.kv.keyed_settings import Eviction
 from tdserve.rules.placement import OnShardLoss, Shards, check_one_shard
-from tdserve.rules.replay.limiter import Queue
-from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.sampler import Sampler
-from tdserve.rules.replay.settings import Settings, make_replay_settings
+from tdserve.rules.replay.settings import Settings, make_queue_settings, make_replay_settings
 from tdserve.structure.declaring import Declared
 from tdserve.structure.tree import Path
 
@@ -329,9 +326,7 @@ class Client(TensorDictClient):
         """
         check_one_shard(shards)
         max_size = check_integer("max_size", max_size, 1)
-        if sampler is not None and not (isinstance(sampler, Sampler) and sampler.is_ordered):
-            raise InvalidRequestError(argument="sampler", reason=f"{sampler!r} has no order, as Fifo() has")
-        settings = Settings(sampler=sampler or Fifo(), limiter=Queue(max_size), is_queue=True, policy=policy)
+        settings = make_queue_settings(max_size, sampler=sampler, policy=policy)
         options = StoreOptions(exists_ok or existsok, max_object_bytes, durability, checksum=checksum)
         description = create_table(self, name, like, max_size, settings, options, ragged)
         return QueueHandle(self, description)

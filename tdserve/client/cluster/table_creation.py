@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any
 
 from tdserve.base.errors import InvalidRequestError
@@ -13,12 +14,10 @@ from tdserve.client.cluster.part_creation import create_parts
 from tdserve.client.handles.key_paths import check_path
 from tdserve.rules.part_limiter import make_part_limiter
 from tdserve.rules.placement import OnShardLoss, PlacementKind, PlacementRecord, name_part
-from tdserve.rules.replay.limiter import Queue
-from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.settings import Settings, make_replay_settings
+from tdserve.rules.replay.settings import Settings, make_queue_settings, make_replay_settings
 
-_QUEUE_SETTINGS = ("sampler", "remover", "limiter", "policy")
-_REPLAY_SETTINGS = (*_QUEUE_SETTINGS, "min_size", "max_times_sampled", "consumers")
+_QUEUE_SETTINGS = ("sampler", "policy")
+_REPLAY_SETTINGS = (*_QUEUE_SETTINGS, "remover", "limiter", "min_size", "max_times_sampled", "consumers")
 """Options of a creation that are settings of the whole table."""
 
 
@@ -34,9 +33,14 @@ def create_sharded_table(
     shard_by: Any,
     on_shard_loss: OnShardLoss,
 ) -> None:
-    """Creates a replay or queue of several servers; see ``ClusterClient.create_replay``."""
-    left = dict(options)  # what concerns the whole table is taken out of it, and the parts get the rest
+    """Creates a replay or queue of several servers; see ``ClusterClient.create_replay``.
+
+    Raises:
+        TypeError: One server has no such option. Nothing was recorded, as with all options that are refused here.
+    """
     is_queue = kind == "queue"
+    _check_names(Client.create_queue if is_queue else Client.create_replay, options)
+    left = dict(options)  # what concerns the whole table is taken out of it, and the parts get the rest
     capacity = check_integer("max_size" if is_queue else "capacity", capacity, len(servers))
     exists_ok = bool(left.pop("exists_ok", False) | left.pop("existsok", False))
     settings = _make_settings(capacity, left, is_queue=is_queue)
@@ -55,6 +59,12 @@ def create_sharded_table(
     create_parts(cluster, name, placement, create_part, exists_ok=exists_ok)
 
 
+def _check_names(create: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    unknown = [name for name in options if name not in signature(create).parameters]
+    if unknown:
+        raise TypeError(f"{create.__qualname__}() got an unexpected keyword argument {unknown[0]!r}")
+
+
 def _has_key(like: Any, key: tuple[str, ...]) -> bool:
     for part in key:
         like = like.get(part, None) if hasattr(like, "get") else None
@@ -65,10 +75,8 @@ def _make_settings(capacity: int, options: dict[str, Any], *, is_queue: bool) ->
     """Takes the settings of a whole table out of the options of its creation."""
     names = _QUEUE_SETTINGS if is_queue else _REPLAY_SETTINGS
     given = {name: options.pop(name) for name in names if name in options}
-    if not is_queue:
-        return make_replay_settings(capacity, **given)
-    sampler, policy = given.get("sampler") or Fifo(), given.get("policy", "")
-    return Settings(sampler=sampler, limiter=Queue(capacity), is_queue=True, policy=policy)
+    make = make_queue_settings if is_queue else make_replay_settings
+    return make(capacity, **given)
 
 
 def _make_part_settings(settings: Settings, num_shards: int) -> dict[str, Any]:

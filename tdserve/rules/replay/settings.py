@@ -279,6 +279,22 @@ def make_replay_settings(
     return Settings(**rules, consumers=() if consumers is None else consumers, **others)
 
 
+def make_queue_settings(max_size: int, *, sampler: Any = None, policy: str = "") -> Settings:
+    """Returns the settings of a new queue from what its creator has given.
+
+    Args:
+        max_size: Rows of the whole queue.
+        sampler: The order in which rows are taken; None: ``Fifo()``.
+        policy: As of ``Settings``.
+
+    Raises:
+        InvalidRequestError: They are refused, with the reason.
+    """
+    if sampler is not None and not (isinstance(sampler, Sampler) and sampler.is_ordered):
+        raise InvalidRequestError(argument="sampler", reason=f"{sampler!r} has no order, as Fifo() has")
+    return Settings(sampler=sampler or Fifo(), limiter=Queue(max_size), is_queue=True, policy=policy)
+
+
 def _from_part(part: str, value: Any) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
         raise InvalidRequestError(argument=part, reason=f"{str(value)[:80]!r} has no kind")

@@ -10,7 +10,7 @@ from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import HighestPriority, LowestPriority
 from tdserve.rules.replay.sampler import Uniform
-from tdserve.rules.replay.settings import Settings
+from tdserve.rules.replay.settings import Settings, make_queue_settings
 from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.without_replacement import WithoutReplacement
 
@@ -164,3 +164,14 @@ def test_to_json_when_a_sampler_has_no_seed_then_the_text_of_the_time_before_the
     sampler = '"sampler":{"kind":"without_replacement"}'
     assert sampler in Settings(sampler=WithoutReplacement()).to_json()
     assert Settings.from_json("{" + sampler + "}") == Settings(sampler=WithoutReplacement())
+
+
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized(), 3])
+def test_queue_when_its_sampler_has_no_order_then_refused(sampler: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="has no order"):
+        make_queue_settings(5, sampler=sampler)
+
+
+def test_queue_when_nothing_else_is_given_then_rows_leave_in_the_order_of_their_writes() -> None:
+    assert make_queue_settings(5) == Settings(sampler=Fifo(), limiter=Queue(5), is_queue=True)
+    assert make_queue_settings(5, sampler=Lifo(), policy="p").sampler == Lifo()
