@@ -35,8 +35,6 @@ RULES: dict[str, dict[str, type[Any]]] = {
 """The classes of each part of the settings, by their names in JSON. :mod:`tdserve.rules.replay.sampler` has the steps
 for a new one."""
 
-_DEFAULTS: dict[str, Any] = {"max_times_sampled": 0, "is_queue": False, "policy": "", "consumers": ()}
-
 MAX_CONSUMERS = 64
 """Most consumers of one table: each has one bit of a number per row."""
 
@@ -44,6 +42,8 @@ MAX_CONSUMERS = 64
 @dataclass(frozen=True)
 class Settings:
     """How a table samples, removes rows and makes callers wait.
+
+    A new field has a default that JSON can hold, which texts of earlier versions mean; nothing else names it.
 
     Attributes:
         sampler: Chooses the rows of a sample.
@@ -58,10 +58,10 @@ class Settings:
     sampler: Sampler = dataclasses.field(default_factory=Uniform)
     remover: Remover = dataclasses.field(default_factory=Fifo)
     limiter: Limiter = dataclasses.field(default_factory=MinSize)
-    max_times_sampled: int = _DEFAULTS["max_times_sampled"]
-    is_queue: bool = _DEFAULTS["is_queue"]
-    policy: str = _DEFAULTS["policy"]
-    consumers: Sequence[str] = _DEFAULTS["consumers"]
+    max_times_sampled: int = 0
+    is_queue: bool = False
+    policy: str = ""
+    consumers: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for part, classes in RULES.items():
@@ -209,7 +209,9 @@ class Settings:
         values: dict[str, Any] = {
             part: {"kind": getattr(self, part).kind, **_get_fields(getattr(self, part))} for part in RULES
         }
-        values |= {name: getattr(self, name) for name, usual in _DEFAULTS.items() if getattr(self, name) != usual}
+        values |= {
+            name: value for name, usual in _get_defaults(type(self)).items() if (value := getattr(self, name)) != usual
+        }
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -229,11 +231,16 @@ class Settings:
             values = json.loads(text) if text else {}
         except (ValueError, RecursionError) as fault:
             raise InvalidRequestError(argument="settings", reason=f"{text[:80]!r} is not JSON") from fault
-        known = RULES.keys() | _DEFAULTS.keys()
+        known = RULES.keys() | _get_defaults(cls).keys()
         if not isinstance(values, dict) or not values.keys() <= known:
             raise InvalidRequestError(argument="settings", reason=f"{text[:80]!r} has other parts than {sorted(known)}")
         parts = {name: _from_part(name, value) if name in RULES else value for name, value in values.items()}
         return cls(**{"limiter": MinSize(min_size), **parts})
+
+
+def _get_defaults(cls: type[Settings]) -> dict[str, Any]:
+    """Returns the names and defaults of what is not in ``RULES``."""
+    return {field.name: field.default for field in dataclasses.fields(cls) if field.name not in RULES}
 
 
 def _get_fields(rule: Any) -> dict[str, Any]:

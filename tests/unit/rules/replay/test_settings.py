@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -175,3 +176,18 @@ def test_queue_when_its_sampler_has_no_order_then_refused(sampler: Any) -> None:
 def test_queue_when_nothing_else_is_given_then_rows_leave_in_the_order_of_their_writes() -> None:
     assert make_queue_settings(5) == Settings(sampler=Fifo(), limiter=Queue(5), is_queue=True)
     assert make_queue_settings(5, sampler=Lifo(), policy="p").sampler == Lifo()
+
+
+@dataclass(frozen=True)
+class LaterSettings(Settings):
+    """Settings with a field of a later version."""
+
+    later: int = 3
+
+
+def test_json_when_a_field_is_new_then_it_is_in_the_text_without_being_named_elsewhere() -> None:
+    given = LaterSettings(later=4)
+    assert LaterSettings.from_json(given.to_json()) == given
+    assert LaterSettings().to_json() == Settings().to_json()
+    with pytest.raises(InvalidRequestError, match="has other parts"):
+        Settings.from_json(given.to_json())
