@@ -49,6 +49,12 @@ def fill(client: tdserve.Client) -> None:
     client.create_replay("long", TensorDict({"x": number[0]}, []), 10_000, sampler=tdserve.Prioritized()).extend(
         TensorDict({"x": number}, [10_000]), priority=number
     )
+    row = TensorDict({"x": torch.tensor(0.0)}, [])
+    client.create_replay("sorted", row, 20, remover=tdserve.LowestPriority()).extend(
+        row.expand(20).clone(), priority=torch.arange(20.0)
+    )
+    for name, sampler in (("fifo", tdserve.Fifo()), ("ranked", tdserve.HighestPriority())):
+        client.create_queue(name, row, 20, policy="prioritized", sampler=sampler).extend(row.expand(20).clone())
     client.init_remote(TensorDict({EVIL: torch.arange(30.0), "text": NonTensorData(EVIL)}, []), "settings")
     client.init_remote(TensorDict({"big": torch.zeros(9 << 20)}, []), "large")
     client.publish("policy", TensorDict({"w": torch.zeros(3)}, []))
@@ -93,7 +99,11 @@ def test_rows_when_a_table_is_long_then_its_priorities_are_those_of_rows_from_al
     assert abs(float(found[1]) - 4999.5) < 10
 
 
-@pytest.mark.parametrize("name", ["settings", "policy", "cache"])
+def test_rows_when_only_the_remover_uses_priorities_then_they_are_shown(url: str) -> None:
+    assert 'aria-label="Priorities: from 0 to 19, mean 9.5"' in fetch(f"{url}/rows?name=sorted").decode()
+
+
+@pytest.mark.parametrize("name", ["settings", "policy", "cache", "fifo", "ranked"])
 def test_rows_when_of_other_kinds_then_shown(url: str, name: str) -> None:
     assert "First rows" in read_text(f"{url}/rows?name={name}")
 

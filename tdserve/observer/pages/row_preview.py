@@ -17,6 +17,7 @@ from tdserve.cli.chats import find_messages
 from tdserve.cli.first_rows import Column, compute_row_nbytes, read_first_columns
 from tdserve.cli.pictures import encode_png, find_pixels, to_array
 from tdserve.cli.render import escape_long, escape_unprintable, format_cell, format_key
+from tdserve.rules.replay.settings import Settings
 
 MAX_ROWS = 8
 
@@ -68,7 +69,7 @@ class RowPreviews:
             num_rows = _choose_num_rows(described)
             _, columns = read_first_columns(client, name, num_rows)
             priorities = None
-            if described.capacity and "prioritized" in described.settings:
+            if described.capacity and _has_priorities(described.settings):
                 priorities = _read_priorities(client, name, described.num_rows)
         shown = [self._describe(column) for column in columns[:MAX_LEAVES]]
         return {"leaves": shown, "num_more": max(len(columns) - MAX_LEAVES, 0), "priorities": priorities}
@@ -107,6 +108,11 @@ def _choose_num_rows(described: Any) -> int:
     if row_nbytes > MAX_NBYTES:
         raise TooLargeError(what=f"a preview of {described.name!r}", asked=int(row_nbytes), free=MAX_NBYTES)
     return int(max(min(MAX_ROWS, MAX_NBYTES // max(row_nbytes, 1)), 1))
+
+
+def _has_priorities(text: str) -> bool:
+    settings = Settings.from_json(text)
+    return settings.uses_priority and not settings.is_queue  # a queue has no call for them
 
 
 def _read_priorities(client: Any, name: str, num_rows: int) -> dict[str, Any] | None:
