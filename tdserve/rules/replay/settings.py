@@ -200,6 +200,12 @@ class Settings:
         self.sampler.check_change(sampler)
         return changed
 
+    def may_become(self, other: Settings) -> bool:
+        """Returns whether only the sampler and the limiter differ, the parts that ``with_sampler`` and ``with_limiter``
+        replace; every other field stays."""
+        names = [field.name for field in dataclasses.fields(self) if field.name not in ("sampler", "limiter")]
+        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in names)
+
     def to_json(self) -> str:
         """Returns the canonical text of these settings; numbers that have their default are left out."""
         return self._json

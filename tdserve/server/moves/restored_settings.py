@@ -25,9 +25,6 @@ REST_S = 10.0
 
 _NO_SESSION = 0
 
-_KEPT = ("remover", "max_times_sampled", "is_queue", "policy", "consumers")
-"""Settings that never change."""
-
 _log = logging.getLogger("tdserve.server")
 
 
@@ -71,9 +68,12 @@ class RestoredSettings:
     async def _settle(self, store: OpenedStore, wanted: StoreRecord) -> str:
         settled = replace(store.record, settings=wanted.settings, is_restored=False)
         table, asked = store.get_table(), Settings.from_json(wanted.settings)
-        keeps = all(getattr(table.settings, name) == getattr(asked, name) for name in _KEPT)
         begins_trajectories = asked.sampler.uses_trajectories and not table.settings.sampler.uses_trajectories
-        if not keeps or begins_trajectories or explain_difference(settled, wanted) is not None:
+        if (
+            not table.settings.may_become(asked)
+            or begins_trajectories
+            or explain_difference(settled, wanted) is not None
+        ):
             return ""
         changed = explain_difference(replace(settled, settings=table.settings.to_json()), wanted) or ""
         if not changed:

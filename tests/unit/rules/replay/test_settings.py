@@ -191,3 +191,18 @@ def test_json_when_a_field_is_new_then_it_is_in_the_text_without_being_named_els
     assert LaterSettings().to_json() == Settings().to_json()
     with pytest.raises(InvalidRequestError, match="has other parts"):
         Settings.from_json(given.to_json())
+
+
+@pytest.mark.parametrize(
+    ("other", "may"),
+    [
+        (LaterSettings(sampler=Lifo(), limiter=Queue(5)), True),
+        (LaterSettings(remover=Lifo()), False),
+        (LaterSettings(max_times_sampled=1), False),
+        (LaterSettings(later=4), False),
+    ],
+)
+def test_settings_when_more_than_sampler_and_limiter_differ_then_a_restored_table_keeps_its_own(
+    other: Settings, may: bool
+) -> None:
+    assert LaterSettings().may_become(other) == may
