@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from tdserve.bench.call_costs import CallCosts
 from tdserve.bench.simulated_time import Process, SimulatedTime, Station
 from tdserve.rules.lost_servers import REACH_S, LostServers
-from tdserve.rules.part_limiter import make_part_limiter
 from tdserve.rules.placement import choose_servers, choose_writer_shard, list_shards_to_try
 from tdserve.rules.replay.conditions import PLAIN
 from tdserve.rules.replay.limiter import MinSize
@@ -158,7 +157,7 @@ class SimulatedCluster:
             self.time.start(client.work(mean_s), after_s=float(self.rng.exponential(mean_s)))
 
     def _make_part(self, store: int) -> Table:
-        rows, limiter = self.scenario.part_rows, make_part_limiter(self.settings.limiter, self.scenario.num_shards)
+        rows, limiter = self.scenario.part_rows, self.settings.limiter.make_part(self.scenario.num_shards)
         settings = self.settings.with_limiter(limiter)
         return Table(f"store-{store}", rows, np.zeros(rows, np.int64), settings)
 

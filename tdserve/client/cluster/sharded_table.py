@@ -50,7 +50,6 @@ from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.client.tables.table_counts import TableCounts
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.rules.lost_servers import PROBE_INTERVAL_S, REACH_S
-from tdserve.rules.part_limiter import make_part_limiter
 from tdserve.rules.placement import PlacementRecord, choose_writer_shard, list_shards_to_try
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.array_dicts import read_rows
@@ -382,7 +381,7 @@ class ShardedTable(ShardedRows):
         """
         settings = self.settings.with_limiter(limiter)
         settings.check(self.capacity)
-        part_limiter = make_part_limiter(limiter, self.num_shards)
+        part_limiter = limiter.make_part(self.num_shards)
         self._ask_every(lambda _, part: part.set_limiter(part_limiter), self.make_deadline(timeout_s))
         self.settings = settings
 

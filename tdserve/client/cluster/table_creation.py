@@ -12,7 +12,6 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_creation import create_parts
 from tdserve.client.handles.key_paths import check_path
-from tdserve.rules.part_limiter import make_part_limiter
 from tdserve.rules.placement import OnShardLoss, PlacementKind, PlacementRecord, name_part
 from tdserve.rules.replay.settings import Settings, make_queue_settings, make_replay_settings
 
@@ -87,7 +86,7 @@ def _make_part_settings(settings: Settings, num_shards: int) -> dict[str, Any]:
     return {
         "sampler": settings.sampler,
         "remover": settings.remover,
-        "limiter": make_part_limiter(settings.limiter, num_shards),
+        "limiter": settings.limiter.make_part(num_shards),
         "max_times_sampled": settings.max_times_sampled,
         "policy": settings.policy,
         "consumers": settings.consumers,

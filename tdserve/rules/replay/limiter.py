@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar
@@ -104,6 +104,11 @@ class Limiter(ABC):
     def explain_insert(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a write waits for, for the error when it has waited too long."""
 
+    @abstractmethod
+    def make_part(self, num_shards: int) -> Limiter:
+        """Returns the limiter of each shard of a table of several servers, so that all do what this one of the whole
+        table would. Readers count what a sample of the whole table needs."""
+
     def compute_max_batch_rows(self, capacity: int) -> int:
         """Returns how many rows a writer may send together, so that it and samples do not wait for each other."""
         return capacity
@@ -154,6 +159,11 @@ class MinSize(Limiter):
     def explain_insert(self, counts: LimiterCounts, table: str, num_rows: int) -> str:
         """Returns what a write waits for, for the error when it has waited too long."""
         return _describe_wait("insert", counts, table, num_rows, self, "")
+
+    def make_part(self, num_shards: int) -> MinSize:
+        """Returns one that lets samples through as soon as there is a row: a sample needs ``min_size`` rows of all
+        shards together, of which one may have few."""
+        return MinSize(1)
 
 
 def choose_limiter(limiter: Limiter | None, min_size: Any) -> Limiter:
@@ -311,6 +321,11 @@ class SampleToInsertRatio(Limiter):
                 need += f", where {self._make_insert_hint(num_rows)}"
         return _describe_wait("insert", counts, table, num_rows, self, need)
 
+    def make_part(self, num_shards: int) -> SampleToInsertRatio:
+        """Returns the same ratio, which each shard keeps by itself, with the error buffer of the whole: a sample may
+        take most of its rows from one."""
+        return replace(self, min_size=-(-self.min_size // num_shards))
+
     def _diff(self, inserts: int, samples: int) -> str:
         return f"{inserts * self.ratio - samples:.12g}"
 
@@ -388,6 +403,10 @@ class Queue(Limiter):
             else f"needs a size, reserved and kept rows included, of at most {room}"
         )
         return _describe_wait("insert", counts, table, num_rows, self, need)
+
+    def make_part(self, num_shards: int) -> Queue:
+        """Returns a queue of an equal part of the rows, rounded up."""
+        return Queue(-(-self.max_size // num_shards))
 
     def compute_max_batch_rows(self, capacity: int) -> int:
         """Returns half of the queue, so that a batch finds room while takers wait for another half."""

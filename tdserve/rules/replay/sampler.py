@@ -1,6 +1,7 @@
 """Samplers: how a sample's rows are chosen. A sampler is a setting; its selector does the work.
 
-Steps for a new sampler (a remover or limiter has the same but the third):
+Steps for a new sampler (a remover or limiter has the same but the third; what a limiter's ``make_part`` returns is the
+limiter of each shard of a shared table):
 
 1. a class in a module of its own,
 2. an entry in ``RULES`` of :mod:`tdserve.rules.replay.settings`,

@@ -267,3 +267,23 @@ def test_choose_limiter_when_both_are_given_then_they_agree() -> None:
             choose_limiter(limiter, 20)
     with pytest.raises(InvalidRequestError, match="min_size"):
         choose_limiter(ratio, 0)
+
+
+@pytest.mark.parametrize(
+    ("limiter", "part"),
+    [
+        (MinSize(100), MinSize(1)),
+        (SampleToInsertRatio(2.0, min_size=100, error_buffer=7.0), SampleToInsertRatio(2.0, 34, 7.0)),
+        (Queue(100), Queue(34)),
+    ],
+)
+def test_part_when_three_shards_share_a_table_then_each_has_its_part_of_the_limiter(
+    limiter: Limiter, part: Limiter
+) -> None:
+    assert limiter.make_part(3) == part
+
+
+def test_limiter_when_it_leaves_open_what_a_shard_gets_then_no_instance_is_made() -> None:
+    incomplete = type("Incomplete", (MinSize,), {"make_part": Limiter.make_part})
+    with pytest.raises(TypeError, match="make_part"):
+        incomplete()
