@@ -14,6 +14,13 @@ from tdserve.base.errors import (
 from tdserve.client.session.cancellation import get_cancellation
 from tdserve.v1 import control_pb2
 
+REFUSED_FOR_NOW = (ServerBusyError, StoreMovedError)
+"""Errors of a server that has answered, and done nothing: it has no room for the call, or its store is at rest."""
+
+REPEATED = (TransportError, *REFUSED_FOR_NOW)
+"""Errors after which a client makes a call again by itself, within its deadline, unless such an error is not
+``retryable``, or names the server that has the store now. Other retryable errors are left to the caller."""
+
 RETRY_BACKOFF_S = 0.05
 MAX_RETRY_BACKOFF_S = 0.5
 """First and longest pause before a call is tried again."""

@@ -20,7 +20,6 @@ from tdserve.base.errors import (
     DeadlineExceededError,
     ForkedClientError,
     InvalidRequestError,
-    ServerBusyError,
     StoreMovedError,
     StoreNotCreatedError,
     StoreNotFoundError,
@@ -28,7 +27,7 @@ from tdserve.base.errors import (
 )
 from tdserve.base.ids import check_store_name, make_client_id
 from tdserve.base.tls import TLS
-from tdserve.client.session.call_conditions import RETRY_BACKOFF_S, choose_pauses_s
+from tdserve.client.session.call_conditions import REFUSED_FOR_NOW, RETRY_BACKOFF_S, choose_pauses_s
 from tdserve.client.session.call_deadline import LONGEST_WAIT_S, begin_call, check_wait_s
 from tdserve.client.session.description import StoreDescription, from_message
 from tdserve.client.session.message_facts import convert_stats
@@ -301,7 +300,7 @@ class CatalogClient:
         while True:
             try:
                 return self._ask_once(method, request, deadline)
-            except (ServerBusyError, StoreMovedError) as error:
+            except REFUSED_FOR_NOW as error:
                 pause_s, backoff_s = choose_pauses_s(error, deadline, backoff_s)
             time.sleep(pause_s)
 

@@ -28,6 +28,7 @@ from tdserve.client.local.root_files import FileAccess
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.background_calls import BackgroundCalls
 from tdserve.client.session.call_conditions import (
+    REFUSED_FOR_NOW,
     RETRY_BACKOFF_S,
     choose_pauses_s,
     explain_late,
@@ -250,7 +251,7 @@ class SessionClient:
                     unreached = error if isinstance(error, ConnectError) and session is not None else unreached
                     _note_retry(error)
                     pause_s, backoff_s = backoff_s, lengthen(backoff_s)
-                except (ServerBusyError, StoreMovedError) as error:
+                except REFUSED_FOR_NOW as error:
                     pause_s, backoff_s = choose_pauses_s(error, deadline, backoff_s)
                     self.requests.report_again()
                     _note_retry(error)

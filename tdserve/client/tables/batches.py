@@ -19,15 +19,13 @@ from tdserve.base.errors import (
     DeadlineExceededError,
     EndOfStreamError,
     PeerLostError,
-    ServerBusyError,
     StoreMovedError,
     StructureChangedError,
     TDServeError,
-    TransportError,
 )
 from tdserve.client.content.devices import begin, resolve_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
-from tdserve.client.session.call_conditions import RETRY_BACKOFF_S, lengthen
+from tdserve.client.session.call_conditions import REPEATED, RETRY_BACKOFF_S, lengthen
 from tdserve.client.session.call_deadline import begin_step
 from tdserve.client.session.finalizing import run_from_finalizer
 from tdserve.client.session.session import Session
@@ -225,7 +223,7 @@ def _fetch_until_closed(order: _Order) -> None:
         except DeadlineExceededError as error:
             order.ahead.put(error)
             progress.record_progress()
-        except (TransportError, StoreMovedError, ServerBusyError) as error:
+        except REPEATED as error:
             if getattr(error, "server", None) is not None:  # this client knows no other server
                 order.ahead.put(error)
                 return

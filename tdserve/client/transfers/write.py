@@ -14,12 +14,11 @@ from tdserve.base.errors import (
     CorruptDataError,
     DeadlineExceededError,
     InvalidRequestError,
-    ServerBusyError,
-    StoreMovedError,
     TDServeError,
     TransferAbortedError,
     TransportError,
 )
+from tdserve.client.session.call_conditions import REPEATED
 from tdserve.client.session.call_traces import TracedCall, find_call_traces, get_traced_call
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.pending import Answer, OnAnswer, Pending, check_answer
@@ -335,7 +334,7 @@ class _EarlyWrite:
         except TDServeError as error:
             sent.mark_refused(requests.newest)
             session.end_request(request)
-            if isinstance(error, (TransportError, ServerBusyError, StoreMovedError)):
+            if isinstance(error, REPEATED):
                 if self._traced_call is not None:
                     self._traced_call.note_retry(error)
                 self._retry()
