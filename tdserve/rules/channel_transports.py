@@ -56,7 +56,7 @@ class ChannelTransport:
         why_not: Why two ends do not use it.
         has_mail: Whether small requests go by mail; otherwise they take the gRPC stream.
         moves_at_once: Whether any thread of a worker may send and receive on its channel at once, without waiting for
-            the client.
+            the client. True of one transport only, under whose name workers' counts of this go.
         error: Raised in a client that asks for it by name and cannot have it; None: NotSupportedError.
     """
 
@@ -120,7 +120,7 @@ CHANNEL_TRANSPORTS: dict[str, ChannelTransport] = {
 }
 """Channel transports by name. ``"auto"`` takes the first one that suits both ends: better ones come first."""
 
-AT_ONCE_TRANSPORT = next(name for name, transport in CHANNEL_TRANSPORTS.items() if transport.moves_at_once)
+(AT_ONCE_TRANSPORT,) = (name for name, transport in CHANNEL_TRANSPORTS.items() if transport.moves_at_once)
 """A worker's counts of what it has moved at once name no transport: it is this one."""
 
 
