@@ -12,7 +12,8 @@ Layout (``<root>`` is the folder given to ``tdserve serve``)::
     <root>/stores/<name>/extra/                          format.py       the tensor leaves that this format cannot carry
     <root>/stores/<name>/adopted.json                    adopted.py      of an adopted store: rows/ leads elsewhere
     <root>/stores/<name>/generation.memmap               generations.py  one int64 per row, written by control, and by a
-                                                                         local writer in the rows that it claimed
+                                                                         local client or a worker in rows that it has
+                                                                         claimed (§5.7 of the protocol book)
     <root>/stores/<name>/objects/                        objects.py      LMDB of non-tensor values by (row, key)
     <root>/stores/<name>/objects.<n>/                    object_folders.py  where they lie since they were compacted
     <root>/stores/<name>/versions/*.safetensors          versions.py     one file per published version
