@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tdserve.v1 import control_pb2, worker_pb2
 from tests import house
 
 ROOT = Path(__file__).parents[2]
@@ -47,3 +48,26 @@ def test_ways_of_a_row_when_they_name_a_function_then_its_file_has_it(package: l
                 }
     places = [(f"tdserve.{path.removesuffix('.py').replace('/', '.')}", name) for path, name in named]
     assert [place for place in places if place not in found] == []
+
+
+def test_protocol_book_when_it_has_the_order_of_messages_then_with_every_message_of_a_session() -> None:
+    section = (ROOT / "proto/README.md").read_text().partition("### §4.1")[2].partition("### §4.2")[0]
+    grammar, _, rules = section.partition("```\n")[2].partition("```")
+    sent: dict[str, set[str]] = {"c": set(), "s": set()}
+    for side, words in re.findall(r"([cs]):(\(.*?\)(?= )|\[.*?\]|\w+)", grammar):
+        sent[side] |= set(re.findall(r"[A-Z]\w+", words))
+    common = {"Hello", "Welcome", "Rendezvous"}  # of the first line, and of §4.2
+    for side, message in (("c", control_pb2.ClientMessage), ("s", control_pb2.ServerMessage)):
+        types = [field.message_type.name for field in message.DESCRIPTOR.oneofs_by_name["body"].fields]
+        assert sent[side] | common == {name.removesuffix("Request") for name in types} - {"MessagePart"} | common
+    assert "`MessagePart`" in rules
+
+
+def test_protocol_book_when_reports_are_of_no_order_then_it_lists_them() -> None:
+    text = (ROOT / "proto/README.md").read_text().partition("## §6")[2].partition("The first report of a")[0]
+    unreported, _, reports = text.partition("Exceptions are")[2].partition("which are not")
+    of_orders = {"done", "failure", "prepared"}
+    fields = worker_pb2.Report.DESCRIPTOR.oneofs_by_name["body"].fields
+    names = {each.message_type.name if each.message_type else each.name for each in fields if each.name not in of_orders}
+    assert set(re.findall(r"`(\w+)`", reports)) | {"mail"} == names
+    assert {"`OpenClaim`", "`CloseChannel`"} <= set(re.findall(r"`\w+`", unreported))
