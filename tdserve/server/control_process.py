@@ -53,7 +53,7 @@ HELLO_TIMEOUT_S = 10.0
 """Limit for the first message of a session; clients send it together with the call."""
 
 _NOTICES = ("claimed", "group_notice", "relay_report", "client_report")
-"""Kinds of messages that have no answer."""
+"""Kinds of notices that the gate is asked about, and that are taken even while the server drains."""
 
 _log = logging.getLogger("tdserve.server")
 

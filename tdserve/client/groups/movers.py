@@ -1,4 +1,7 @@
-"""Movers of agreed content: over the host's connections, or from GPU to GPU with the values over these."""
+"""Movers of agreed content: over the host's connections, or from GPU to GPU with the values over these.
+
+They belong to a group, and to no session as all other movers do.
+"""
 
 from __future__ import annotations
 

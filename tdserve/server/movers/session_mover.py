@@ -1,4 +1,4 @@
-"""What both movers share: the session whose content they move."""
+"""What all movers share: the session whose content they move."""
 
 from __future__ import annotations
 
