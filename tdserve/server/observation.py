@@ -259,7 +259,7 @@ class Observation:
                 is_open = stores.opened.peek(record.name) is not None
                 figures = self._observe_store(record.name) if is_open else _count_unopened(record)
             if figures is not None:
-                for field in _SUMMED:
+                for field in SUMMED:
                     total = getattr(sums.description, field) + getattr(figures.description, field)
                     setattr(sums.description, field, total)
                 for wait in figures.waits:
@@ -274,7 +274,7 @@ class Observation:
         return sums
 
 
-_SUMMED = ("num_rows", "capacity", "nbytes", "inserts", "samples", "reserved_rows", "num_leased", "num_waiting")
+SUMMED = ("num_rows", "capacity", "nbytes", "inserts", "samples", "reserved_rows", "num_leased", "num_waiting")
 """Fields of a description that are counts, whose sum over stores says something."""
 
 

@@ -36,3 +36,12 @@ def test_facts_when_the_token_shows_those_of_the_server_then_as_they_are() -> No
 def test_facts_when_they_are_of_several_servers_then_those_of_each() -> None:
     found = mark_hidden({"servers": {0: make_stats(has_workers=False), 1: make_stats(has_workers=True)}, "lost": []})
     assert [found["servers"][number]["root_free_bytes"] for number in (0, 1)] == [None, 0]
+
+
+def test_figures_when_a_new_one_is_added_then_it_is_of_the_whole_server_or_of_what_a_token_sees() -> None:
+    seen_by_all = {"server_id", "version", "uptime_s", "time_s", "start_time_s", "observer"}
+    of_its_stores = {"num_stores", "kinds", "stores", "other_stores", "num_other_stores"}
+    of_its_sessions = {"num_sessions", "sessions", "sessions_by_transport"}
+    messages = control_pb2.GetStatsResponse, control_pb2.ObserveResponse
+    fields = {field.name for message in messages for field in message.DESCRIPTOR.fields}
+    assert fields - OF_WHOLE_SERVER == seen_by_all | of_its_stores | of_its_sessions
