@@ -2,6 +2,6 @@
 reopened when it is lost.
 
 Its rooms import one another downwards: ``content``, then ``local`` and ``relays``, then ``session`` and ``transfers``,
-then ``movers``, ``groups`` and ``datasets``, then ``handles``, ``tables``, ``tensordicts`` and ``weights``. ``client``
-puts them together.
+then ``movers``, ``groups``, ``datasets`` and ``moves``, then ``handles``, then ``kv``, ``tables``, ``tensordicts`` and
+``weights``. ``client`` puts them together, and ``cluster`` the clients of several servers.
 """

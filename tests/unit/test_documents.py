@@ -58,7 +58,8 @@ def test_protocol_book_when_it_has_the_order_of_messages_then_with_every_message
         sent[side] |= set(re.findall(r"[A-Z]\w+", words))
     common = {"Hello", "Welcome", "Rendezvous"}  # of the first line, and of §4.2
     for side, message in (("c", control_pb2.ClientMessage), ("s", control_pb2.ServerMessage)):
-        types = [field.message_type.name for field in message.DESCRIPTOR.oneofs_by_name["body"].fields]
+        fields = message.DESCRIPTOR.oneofs_by_name["body"].fields
+        types = [field.message_type.name for field in fields if field.message_type is not None]
         assert sent[side] | common == {name.removesuffix("Request") for name in types} - {"MessagePart"} | common
     assert "`MessagePart`" in rules
 
@@ -68,6 +69,36 @@ def test_protocol_book_when_reports_are_of_no_order_then_it_lists_them() -> None
     unreported, _, reports = text.partition("Exceptions are")[2].partition("which are not")
     of_orders = {"done", "failure", "prepared"}
     fields = worker_pb2.Report.DESCRIPTOR.oneofs_by_name["body"].fields
-    names = {each.message_type.name if each.message_type else each.name for each in fields if each.name not in of_orders}
+    names = {
+        each.message_type.name if each.message_type else each.name for each in fields if each.name not in of_orders
+    }
     assert set(re.findall(r"`(\w+)`", reports)) | {"mail"} == names
     assert {"`OpenClaim`", "`CloseChannel`"} <= set(re.findall(r"`\w+`", unreported))
+
+
+def read_docstring(path: str) -> str:
+    return ast.get_docstring(ast.parse((ROOT / "tdserve" / path / "__init__.py").read_text())) or ""
+
+
+@pytest.mark.parametrize("path", ["server", "client"])
+def test_map_of_a_room_when_it_has_packages_then_each_is_there(path: str) -> None:
+    packages = {each.parent.name for each in (ROOT / "tdserve" / path).glob("*/__init__.py")}
+    assert packages - set(re.findall(r"``(\w+)``", read_docstring(path))) == set()
+
+
+def test_reading_order_of_replay_when_it_leads_to_a_module_then_that_exists() -> None:
+    named = set(re.findall(r"``([a-z_]+)``", read_docstring("rules/replay")))
+    assert len(named) > 10
+    assert named - {each.stem for each in (ROOT / "tdserve/rules/replay").glob("*.py")} == set()
+
+
+def test_layout_of_the_root_when_a_module_has_the_name_of_a_file_or_folder_then_it_is_there(
+    package: list[house.Module],
+) -> None:
+    layout = read_docstring("store")
+    modules = set(re.findall(r"\b([a-z_]+)\.py\b", layout))
+    assert modules - {each.stem for each in (ROOT / "tdserve/store").glob("*.py")} == set()
+    constants = re.compile(r'^(?:FILE_NAME|FOLDER|NAME|STAGING_FOLDER|_RUN_FILE) = "(.+)"', re.MULTILINE)
+    names = {name for each in package if each.head == "store" for name in constants.findall(each.text)}
+    assert len(names) > 8
+    assert [name for name in sorted(names) if f"/{name}" not in layout] == []

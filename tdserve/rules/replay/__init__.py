@@ -10,7 +10,7 @@ To learn them, read in this order; the other modules are details of these:
    what is kept per row, ``plans`` what comes in and goes out.
 3. ``sampler`` and ``selector``: a setting, and the object that draws by it. ``prioritized`` is a good example.
 4. ``conditions`` and ``conditional_selectors``: the selectors of a table, one per combination of conditions
-   (``staleness``, ``groups``, ``written_keys``, ``leases`` decide on rows).
+   (``staleness``, ``group_selector``, ``written_keys``, ``leases`` decide on rows).
 5. ``drawing``: a draw, with its counts and limits.
 6. ``limiter`` and ``remover``: who waits, and which rows make room. ``settings`` has all of these as JSON, and the
    registry ``RULES``.
