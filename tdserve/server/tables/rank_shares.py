@@ -98,7 +98,7 @@ class RankShares:
             await self._discarding.finish(session, store, conditions.max_lag, conditions)
             await self._selector_building.wait_ready(session, store, conditions, terms.num_drawn, deadline)
             drawing = _Drawing(self, store, share.step, terms)
-            line = ("share", terms)
+            line = ("share", terms, share.step)  # a draw that is there already is kept from no rank by another step
             draw = await session.wait(store.waiters, drawing.draw, deadline, drawing.describe_wait, line=line)
         if draw.shares is None:
             await self._deal(session, store, draw)

@@ -98,6 +98,33 @@ def test_sample_when_ranks_wait_then_all_get_the_draw_of_the_first(world: World,
     assert sorted(first + second) == [10, 11, 12, 13]
 
 
+def test_sample_when_a_rank_waits_for_two_steps_then_another_is_not_behind_its_second(world: World, run: Loop) -> None:
+    store = create(world, run, max_times_sampled=1)
+
+    def ask(rank: int, step: int) -> asyncio.Task[control_pb2.Done | None]:
+        asked = sampling(2, share=share(rank, step), timeout_s=5.0)
+        return asyncio.create_task(world.samples.sample(world.session(rank), 1, asked))
+
+    async def scenario() -> list[list[int]]:
+        early = [ask(0, 0), ask(0, 1)]  # as a rank does that prefetches
+        await in_line(store, 2)
+        early.append(ask(1, 0))
+        await in_line(store, 3)
+        await world.extends.extend(world.session(7), 1, extending(store, rows(10, 4)))
+        first, second = [content(store, await early[number])["a"] for number in (0, 2)]
+        assert not early[1].done(), "the share of step 0 came with its draw, not when step 1 had waited enough"
+        late = ask(1, 0)
+        again = content(store, await late)["a"]
+        assert not early[1].done()
+        await world.extends.extend(world.session(7), 2, extending(store, rows(14, 4)))
+        await early[1]
+        return [first, second, again]
+
+    first, second, again = run(scenario())
+    assert sorted(first + second) == [10, 11, 12, 13]
+    assert again == second
+
+
 def test_sample_when_there_are_too_few_then_names_what_is_missing(world: World, run: Loop, store: OpenedStore) -> None:
     change(world, run, 2, delete=control_pb2.Rows(data=numbers(0)))
     with pytest.raises(DeadlineExceededError, match="a sample of 8 rows"):
