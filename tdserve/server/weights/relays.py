@@ -124,7 +124,9 @@ class Relays:
 
         placed = look()
         if placed is None:
-            placed = await self._wait_in_line(session, trees, look, deadline)
+            # Pullers of one content wait in turn; one that relays have failed can have fewer of them than the others.
+            line = (_LINE, content, session.number if asked.failed else SERVER)
+            placed = await self._wait_in_line(session, trees, look, deadline, line)
         if placed is None:
             placed = trees.fanout.place(version.version, content, session.number, num_failed=MAX_TRIES)
         if placed is None or not placed.link:
@@ -270,6 +272,7 @@ class Relays:
         trees: _Trees,
         look: Callable[[], Placement | None],
         deadline: Deadline,
+        line: Hashable,
     ) -> Placement | None:
         remaining_s = deadline.remaining_s if deadline.timeout_s else None  # 0 is no limit for a relay
         wait_s = MAX_LINE_S if remaining_s is None else min(remaining_s, MAX_LINE_S)
@@ -280,7 +283,7 @@ class Relays:
                 look,
                 Deadline.after(wait_s),
                 lambda: "a relay",
-                line=_LINE,
+                line=line,
                 give_back=lambda placed: trees.fanout.end(placed.link, is_whole=False),
             )
         except DeadlineExceededError:

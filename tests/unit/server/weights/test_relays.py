@@ -67,7 +67,9 @@ class Trees:
         self.relays.on_report(self.sessions[number], control_pb2.RelayReport(**said))  # type: ignore[arg-type]
 
     async def root(self) -> Placement:
-        """Gives the first session a whole version from the server, which it keeps."""
+        """Gives the first session a whole version from the server, which it keeps; publishes one if there is none."""
+        if self.store.get_versions().newest is None:
+            self.publish()
         placed = await self.place(1)
         assert (placed.relay, placed.keeps) == (SERVER, True)
         with self.relays.track_sending(self.store, placed):
@@ -119,7 +121,6 @@ def test_place_when_a_relay_keeps_it_then_both_are_introduced_and_their_rendezvo
     trees: Trees, run: Loop
 ) -> None:
     async def scenario() -> None:
-        trees.publish()
         root = await trees.root()
         placed = await trees.place(2)
         assert (placed.relay, placed.kept) == (1, root.link)
@@ -139,7 +140,6 @@ def test_place_when_a_relay_keeps_it_then_both_are_introduced_and_their_rendezvo
 
 def test_place_when_all_are_busy_then_waits_until_one_has_room(trees: Trees, run: Loop) -> None:
     async def scenario() -> None:
-        trees.publish()
         await trees.root()
         first = await trees.place(2)
         waiting = asyncio.create_task(trees.place(3))
@@ -152,13 +152,28 @@ def test_place_when_all_are_busy_then_waits_until_one_has_room(trees: Trees, run
     run(scenario())
 
 
+def test_place_when_one_waits_for_another_content_then_others_are_not_behind_it(trees: Trees, run: Loop) -> None:
+    async def scenario() -> None:
+        await trees.root()
+        await trees.place(2)  # the only relay is busy, as long as this test lasts
+        other = await trees.place(4, dtype=1)
+        waiting = [asyncio.create_task(trees.place(number, dtype=dtype)) for number, dtype in ((3, 0), (5, 1))]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        trees.report(4, holds=other.link)
+        assert (await waiting[1]).relay == 4
+        assert not waiting[0].done()
+        waiting[0].cancel()
+
+    run(scenario())
+
+
 def test_place_when_it_waits_too_long_then_from_the_server_all_the_same(
     trees: Trees, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relays_module, "MAX_LINE_S", 0.02)
 
     async def scenario() -> None:
-        trees.publish()
         await trees.root()
         await trees.place(2)
         for timeout_s in (0.0, 20.0):
@@ -170,7 +185,6 @@ def test_place_when_it_waits_too_long_then_from_the_server_all_the_same(
 
 def test_place_when_it_is_cancelled_in_line_then_its_place_goes_to_the_next(trees: Trees, run: Loop) -> None:
     async def scenario() -> None:
-        trees.publish()
         await trees.root()
         first = await trees.place(2)
         waiting = [asyncio.create_task(trees.place(number)) for number in (3, 4)]
@@ -186,7 +200,6 @@ def test_place_when_it_is_cancelled_in_line_then_its_place_goes_to_the_next(tree
 
 def test_taken_when_the_checksums_are_right_then_counted_and_the_puller_has_it(trees: Trees, run: Loop) -> None:
     async def scenario() -> None:
-        trees.publish()
         await trees.root()
         placed = await trees.place(2)
         await trees.taken(2, placed.link)
@@ -225,7 +238,6 @@ def test_taken_when_its_version_was_forgotten_while_its_puller_waited_then_count
 @pytest.mark.parametrize("link", [0, 1, 2])
 def test_taken_when_it_is_no_link_of_this_client_then_refused(trees: Trees, run: Loop, link: int) -> None:
     async def scenario() -> None:
-        trees.publish()
         await trees.root()
         await trees.place(2)
         with pytest.raises(InvalidRequestError):
@@ -238,7 +250,6 @@ def test_taken_when_the_checksums_are_wrong_then_error_and_no_puller_gets_it_fro
     trees: Trees, run: Loop
 ) -> None:
     async def scenario() -> None:
-        trees.publish()
         await trees.root()
         placed = await trees.place(2)
         with pytest.raises(CorruptDataError, match="passed on by another client"):
@@ -317,7 +328,6 @@ def test_taken_when_the_checksums_are_not_known_yet_then_waits_for_them(trees: T
 
 def test_end_when_a_relay_ends_then_its_puller_gets_the_loss_at_once(trees: Trees, run: Loop) -> None:
     async def scenario() -> None:
-        trees.publish()
         await trees.root()
         placed = await trees.place(2)
         trees.relays.on_session_ended(1)
@@ -343,7 +353,6 @@ def test_sending_when_it_fails_then_the_puller_has_nothing_to_pass_on(trees: Tre
 
 def test_published_when_a_version_is_old_then_relays_need_not_keep_it(trees: Trees, run: Loop) -> None:
     async def scenario() -> None:
-        trees.publish()
         root = await trees.root()
         placed = await trees.place(2)
         assert (await receive(trees.sessions[1])).relay_order.HasField("pass_on")
@@ -361,7 +370,6 @@ def test_rest_when_nothing_moves_for_a_while_then_no_client_keeps_a_version(
     monkeypatch.setattr(relays_module, "REST_S", 0.01)
 
     async def scenario() -> None:
-        trees.publish()
         root = await trees.root()
         assert (await receive(trees.sessions[1])).relay_order.forget == root.link
 
@@ -370,7 +378,6 @@ def test_rest_when_nothing_moves_for_a_while_then_no_client_keeps_a_version(
 
 def test_forget_deleted_when_nothing_is_under_way_then_all_of_the_store_is_forgotten(trees: Trees, run: Loop) -> None:
     async def scenario() -> None:
-        trees.publish()
         root = await trees.root()
         placed = await trees.place(2)
         trees.store.waiters.delete("w")
