@@ -3,7 +3,7 @@ that are kept in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -30,14 +30,19 @@ class Departures(TableState):
     def make_way(self, num_rows: int) -> None:
         """Prepares the table for another writer: takes back the claim of a sole writer, and promises too if the others
         would leave no room. Draws that are over are forgotten if their rows are needed."""
-        while self.ring.pins and num_rows <= self.ring.capacity and not self._has_room(num_rows):
-            if not self.draws.forget_over(self):
-                break
+        if num_rows <= self.ring.capacity:
+            self._forget_draws(num_rows, self._has_room)
         for claim in tuple(self.claims):
             if not claim.is_block or promises.is_far_behind(self.ring, claim.promised):
                 claim.take_back()
         if promises.must_end(self.ring, num_rows):
             self.take_back_claims()
+
+    def _forget_draws(self, num_rows: int, has_room: Callable[[int], bool]) -> None:
+        """Forgets draws that are over, until there is room for so many rows."""
+        while self.ring.pins and not has_room(num_rows):
+            if not self.draws.forget_over(self):
+                return
 
     def _has_room(self, num_rows: int) -> bool:
         """Returns whether so many rows may come before a draw is forgotten. Its rows that all consumers have had, or

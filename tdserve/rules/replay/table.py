@@ -71,7 +71,9 @@ class Table(Departures):
         return has_room and not self._is_reserving and limiter.can_insert(counts, num_rows)
 
     def reserve_part(self, num_rows: int) -> Reservation | None:
-        """Reserves some of the rows that a writer may have; returns ``None`` while others hold or fill too many."""
+        """Reserves some of the rows that a writer may have; returns ``None`` while others hold or fill too many, or too
+        many are kept for ranks. Draws that are over are forgotten if their rows are needed."""
+        self._forget_draws(num_rows, self.ring.has_room)  # others may have been drawn since the first part
         if self._evictor is not None and num_rows > self.ring.num_free:
             missing = num_rows - self.ring.num_free
             if missing > len(self._evictor):  # the others are held

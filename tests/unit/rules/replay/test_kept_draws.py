@@ -118,6 +118,23 @@ def test_extend_when_it_needs_rows_of_a_draw_then_waits_until_all_ranks_go_on() 
         table.draws.find(0, TWO)
 
 
+@pytest.mark.parametrize("parts", [{}, {"remover": LowestPriority()}])
+def test_extend_when_a_draw_comes_between_its_parts_then_gets_the_others_once_that_is_over(
+    parts: dict[str, Any],
+) -> None:
+    table = full_table(**parts)
+    assert table.begin_reserving(7)
+    assert table.reserve_part(3) is not None
+    drawn(table, 0)
+    assert table.reserve_part(4) is None
+    assert len(table.draws) == 1
+    go_on(table, 1)
+    last = table.reserve_part(4)
+    assert last is not None
+    assert len(last) == 4
+    assert (len(table.draws), table.ring.num_reserved) == (0, 7)
+
+
 def test_extend_when_the_number_of_ranks_has_changed_then_earlier_steps_are_over() -> None:
     table = full_table(4)
     drawn(table, 0)
