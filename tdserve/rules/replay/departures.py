@@ -111,8 +111,13 @@ class Departures(TableState):
         """Ends one :meth:`pin` of rows that have not left since. Those that all consumers have had leave."""
         loose = self.ring.pins.remove(rows)
         self._remove_had_by_all(loose)
+        self._renew_evictable(self._live.select_members(loose))
+
+    def _renew_evictable(self, rows: Rows) -> None:
+        """Lets live rows make room again, each named once, if nothing else keeps them; some may do so already."""
         if self._evictor is not None:
-            self._evictor.add(loose[self._live.contains(loose) & ~self.ring.is_held(loose)])
+            self._evictor.remove(rows)
+            self._evictor.add(rows[~(self.ring.pins.contains(rows) | self.ring.is_held(rows))])
 
     def describe_kept(self, consumer: str, *, max_rows: int = MAX_LOOKED_AT) -> str:
         """Returns how many rows a consumer has had that draws keep in the table; "" if none are.

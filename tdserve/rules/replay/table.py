@@ -292,9 +292,10 @@ class Table(Departures):
         last, terms = plans[-1], plans[-1].terms
         self._uncount(terms, sum(len(plan.rows) for plan in plans) + last.num_missing)
         for plan in plans:
-            is_same = self._generations[plan.spent] == plan.spent_generations
-            self._live.add(plan.spent[is_same])
-            self._drawing.undo(plan.rows[self.columns.sequence[plan.rows] == plan.sequence], plan.spent[is_same])
+            back = plan.spent[self._generations[plan.spent] == plan.spent_generations]
+            self._live.add(back)
+            self._drawing.undo(plan.rows[self.columns.sequence[plan.rows] == plan.sequence], back)
+            self._renew_evictable(back)
             if terms.lease is not None:
                 owner, consumer, request = terms.lease
                 is_held = self.selectors.leases.find_held(owner, plan.rows, consumer, request=request)

@@ -10,10 +10,10 @@ from tdserve.rules.replay.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.kept_draw import DrawTerms, KeptDraw
 from tdserve.rules.replay.kept_draws import MAX_KEPT_DRAWS, MAX_RUNS, KeptDraws
 from tdserve.rules.replay.rank_draws import RankDraw, plan_share
-from tdserve.rules.replay.remover import LowestPriority
+from tdserve.rules.replay.remover import Lifo, LowestPriority, Remover
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
-from tests.unit.rules.replay.tables import clear, delete, numbers, rng, table_of, write
+from tests.unit.rules.replay.tables import clear, delete, numbers, planned, rng, table_of, write
 
 TWO = DrawTerms(2, 2, PLAIN)
 
@@ -108,10 +108,10 @@ def test_extend_when_rows_are_drawn_then_they_are_not_overwritten() -> None:
 def test_extend_when_it_needs_rows_of_a_draw_then_waits_until_all_ranks_go_on() -> None:
     table = full_table(4)
     drawn(table, 0)
-    assert table.reserve(1) is None
+    assert table.reserve(4) is None
     assert "4 are kept for the ranks of a step" in table.explain_extend(1)
     assert not table.draws.note_asked(0, 1, 2)
-    assert table.reserve(1) is None
+    assert table.reserve(4) is None
     assert table.draws.note_asked(1, 1, 2)
     assert len(write(table, 1)) == 1
     with pytest.raises(StepForgottenError, match=r"kept are: none.*step=1 "):
@@ -272,6 +272,30 @@ def test_evict_when_the_least_important_rows_are_drawn_then_others_go() -> None:
     table.draws.forget_over(table)
     table.update_priority(numbers(pinned), np.zeros(1), None)
     assert write(table, 1, priorities=np.full(1, 9.0)) == [pinned]
+
+
+@pytest.mark.parametrize("remover", [Lifo(), LowestPriority()])
+def test_evict_when_a_draw_or_a_sample_was_undone_then_its_rows_make_room_again(remover: Remover) -> None:
+    table = full_table(remover=remover, max_times_sampled=2)
+    for step in range(2):  # the second time, their last one
+        made = RankDraw.make(table, step, DrawTerms(4, 2, PLAIN), rng=rng())
+        assert made is not None
+        if step:
+            made.undo()
+    under_way = planned(table, 8, is_apart=True)  # has them for the last time while the draw of step 0 is forgotten
+    go_on(table, 1)
+    assert table.draws.forget_over(table)
+    table.undo(under_way)
+    assert len(table) == 8
+    assert sorted(write(table, 8)) == list(range(8))
+
+
+def test_evict_when_an_undone_sample_has_rows_of_a_draw_then_they_stay() -> None:
+    table = full_table(4, remover=Lifo(), max_times_sampled=2)
+    draw = drawn(table, 0, DrawTerms(1, 1, PLAIN))
+    table.undo(planned(table, 4, is_apart=True))
+    assert sorted(write(table, 3)) == [row for row in range(4) if row != int(draw.rows[0])]
+    assert table.reserve(4) is None
 
 
 def restarted(table: Table, draws: list[KeptDraw]) -> Table:
