@@ -158,14 +158,14 @@ class Departures(TableState):
         self.columns.times_sampled[rows] = self.settings.max_times_sampled
 
     def find_same_in_parts(self, rows: Rows, generations: NDArray[np.uint32]) -> Iterator[Rows]:
-        """Yields those of the rows that are live and still have their generation, a part at a time. Between two parts
-        rows may come and go: plan their departure with ``newest`` as it was before the first part.
+        """Yields those of the rows that are in the table and still have their generation, a part at a time. Between two
+        parts rows may come and go: plan their departure with ``newest`` as it was before the first part.
 
         Raises:
             SelectionError: A number is not that of a row.
         """
         for same in self._iter_same_rows(rows, generations, ends_claims=True):
-            yield same[self.is_live(same)]
+            yield same[self._is_there(same)]
 
     def plan_departure(self, rows: RowSet, consumer: str = OWN, *, newest: int | None = None) -> Departure:
         """Decides that rows leave the table, or with ``consumer`` that it has had them: then those leave that all have
@@ -185,14 +185,15 @@ class Departures(TableState):
 
     def depart_in_pieces(self, departure: Departure, *, owner: int = 0) -> Iterator[int]:
         """Carries a departure out, a piece at a time, and yields how many rows; between two pieces rows may come and
-        go. Rows that are not live any more, or were replaced by then, are left alone.
+        go. Rows that have left by then, or were replaced, are left alone. Those that a sample under way has spent leave
+        too: otherwise they would come back if it is undone, or cut short by a crash.
 
         Args:
             owner: Holder of leases of rows that a consumer has had.
         """
         for named in self.iter_steps(departure.rows.iter_pieces()):
             self.take_back_claims()  # otherwise a row could be another one by the time it leaves
-            rows = named[self.is_live(named)]
+            rows = named[self._is_there(named) if departure.is_final else self.is_live(named)]
             rows = rows[self.columns.sequence[rows] <= departure.newest]
             if len(rows) and departure.is_final:
                 self.remove(rows)
@@ -203,6 +204,18 @@ class Departures(TableState):
         # Not after a few rows of a queue: it looks at all holes.
         if departure.is_final and not len(self.ring) and 2 * len(departure.rows) >= self.ring.num_holes:
             self.ring.order_holes()
+
+    def _is_there(self, rows: Rows) -> NDArray[np.bool_]:
+        """Returns which of these rows are live, or would be live again if all samples under way were undone. There are
+        no claims of writers."""
+        is_there = self.is_live(rows)
+        if self._under_way:
+            generations = self._generations[rows]
+            is_spent = (generations > 0) & (generations & 1 == 0) & ~is_there
+            for draw in self.draws:  # these leave with it
+                is_spent[is_spent] = np.isin(rows[is_spent], draw.spent, invert=True)
+            is_there |= is_spent
+        return is_there
 
     def plan_clear(self, *, resets_counts: bool = False) -> Departure:
         """Decides that all rows leave, as :meth:`plan_departure`, and lets the limiter start again. Rows that come from

@@ -51,6 +51,7 @@ class RankDraw:
         row_ids, spent_ids = table.get_row_ids(plan.rows), table.get_row_ids(plan.spent)
         draw = KeptDraw(step, terms, plan.rows, row_ids, plan.columns, plan.spent, spent_ids)
         table.draws.keep(draw, table)
+        table.leave_to_draw(plan)
         return cls(table, plan, draw)
 
     def settle(self) -> None:

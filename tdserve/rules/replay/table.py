@@ -264,7 +264,7 @@ class Table(Departures):
             self.selectors.lease(owner, consumer, rows, request=request)
         if terms.is_alone:
             self._is_drawing = num_missing > 0
-        return SamplePlan(
+        plan = SamplePlan(
             rows,
             self._generations[rows],
             draw.drawn.columns,
@@ -274,13 +274,21 @@ class Table(Departures):
             num_missing=num_missing,
             sequence=self.columns.sequence[rows],
         )
+        if len(plan.spent):
+            self._under_way.add(plan)
+        return plan
 
     def finish(self, plan: SamplePlan) -> bool:
         """Ends a sample, or a part of one, that was sent; returns whether rows have left the table for it."""
         if not len(plan.spent):
             return False
+        self._under_way.discard(plan)
         self.remove(plan.spent[self._generations[plan.spent] == plan.spent_generations])
         return True
+
+    def leave_to_draw(self, plan: SamplePlan) -> None:
+        """Ends a sample whose rows a kept draw has from now on; those that it spent leave with that."""
+        self._under_way.discard(plan)
 
     def undo(self, plan: SamplePlan) -> None:
         """Undoes a sample that could not be sent: what it used up is available again."""
@@ -292,6 +300,7 @@ class Table(Departures):
         last, terms = plans[-1], plans[-1].terms
         self._uncount(terms, sum(len(plan.rows) for plan in plans) + last.num_missing)
         for plan in plans:
+            self._under_way.discard(plan)
             back = plan.spent[self._generations[plan.spent] == plan.spent_generations]
             self._live.add(back)
             self._drawing.undo(plan.rows[self.columns.sequence[plan.rows] == plan.sequence], back)

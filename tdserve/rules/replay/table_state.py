@@ -16,6 +16,7 @@ from tdserve.rules.replay.conditional_selectors import ConditionalSelectors
 from tdserve.rules.replay.drawing import Drawing
 from tdserve.rules.replay.kept_draws import KeptDraws
 from tdserve.rules.replay.limiter import Limiter, LimiterCounts
+from tdserve.rules.replay.plans import SamplePlan
 from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.ring import Ring
 from tdserve.rules.replay.row_ages import RowAges
@@ -122,8 +123,7 @@ class TableState:
         held: Rows,
     ) -> None:
         settings.check(ring.capacity)
-        self.name, self.settings = name, settings
-        self.ring = ring
+        self.name, self.settings, self.ring = name, settings, ring
         self.columns = RowColumns(ring.capacity, make_column)
         self.claims: list[WriterClaim] = []
         self.draws = KeptDraws(name, horizons=state.get("runs", ()))
@@ -133,6 +133,7 @@ class TableState:
         self.num_coming = 0
         self.num_spared = 0  # rows that were too old, and were kept, when the last were discarded
         self.ages = RowAges(self.shared.num_drawn)
+        self._under_way: set[SamplePlan] = set()  # samples, or parts of them, whose spent rows have not left yet
         self._arriving: list[tuple[int, int]] = []  # first, and end less 1, of sequences not on record
         self._generations: Rows = np.asarray(generations)
         # The record is of the last write; the shared number may be older, after a loss of power.

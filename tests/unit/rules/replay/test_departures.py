@@ -1,7 +1,8 @@
-"""Rows that are deleted as exactly those that somebody has seen."""
+"""Rows that are deleted as exactly those that were seen, and those that a sample has spent meanwhile."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 
 from tdserve.base.errors import SelectionError
 from tdserve.messages.row_sets import RowSet
+from tdserve.rules.replay.conditions import PLAIN
+from tdserve.rules.replay.kept_draw import DrawTerms
+from tdserve.rules.replay.rank_draws import RankDraw
 from tdserve.rules.replay.table import Table
-from tests.unit.rules.replay.tables import delete, numbers, small_table, write
+from tests.unit.rules.replay.tables import clear, delete, numbers, planned, rng, small_table, table_of, write
 
 
 def get_halves(table: Table, rows: Any) -> Any:
@@ -58,3 +62,61 @@ def test_plan_departure_when_rows_came_after_the_search_then_they_stay() -> None
     departure = table.plan_departure(RowSet.from_rows(found), newest=newest)
     assert sum(table.depart_in_pieces(departure)) == 1
     assert table.list_live_rows().tolist() == [0, 1, 3, 4, 5, 6, 7]
+
+
+def delete_all_seen(table: Table) -> int:
+    """Deletes all rows, as those that a client has seen; returns how many were there."""
+    everything = np.arange(table.ring.capacity)
+    found = find_same(table, everything, get_halves(table, everything))
+    return sum(table.depart_in_pieces(table.plan_departure(RowSet.from_rows(numbers(*found)))))
+
+
+def reopened(table: Table) -> Table:
+    """Returns the table as it is after a crash at this moment."""
+    columns = {"sequence": table.columns.sequence, "times_sampled": table.columns.times_sampled}
+    return Table.restore(
+        "replay",
+        table.plan_rows(np.arange(table.ring.capacity), {}).generations,
+        table.settings,
+        table.get_state(),
+        make_column=lambda name, dtype, shape: columns.get(name, np.zeros(shape, dtype)),
+    )
+
+
+@pytest.mark.parametrize("depart", [clear, delete_all_seen])
+def test_depart_when_a_sample_has_spent_rows_then_they_come_back_neither_with_it_nor_after_a_crash(
+    depart: Callable[[Table], int],
+) -> None:
+    table = table_of(8, max_times_sampled=1)
+    write(table, 4)
+    under_way = planned(table, 2)
+    assert depart(table) == 4
+    assert (len(table), len(reopened(table))) == (0, 0)
+    write(table, 8)
+    table.undo(under_way)
+    assert (len(table), table.list_live_rows().tolist()) == (8, list(range(8)))
+    assert len(planned(table, 8).spent) == 8
+
+
+def test_depart_when_rows_are_spent_after_the_decision_then_they_do_not_come_back() -> None:
+    table = table_of(8, max_times_sampled=1)
+    write(table, 4)
+    departure = table.plan_departure(RowSet.run(0, 4))
+    sent, under_way = planned(table, 1), planned(table, 2)  # between two turns
+    table.finish(sent)
+    write(table, 1)
+    assert sum(table.depart_in_pieces(departure)) == 3
+    table.undo(under_way)
+    assert (len(table), len(table.list_live_rows())) == (1, 1)
+
+
+def test_depart_when_a_draw_for_ranks_has_spent_rows_then_they_leave_with_that() -> None:
+    table = table_of(8, max_times_sampled=1)
+    write(table, 8)
+    made = RankDraw.make(table, 0, DrawTerms(2, 2, PLAIN), rng=rng())
+    assert made is not None
+    planned(table, 2)
+    assert delete_all_seen(table) == 4
+    assert (len(table), len(table.ring)) == (0, 4)
+    table.draws.forget_all(table)
+    assert (len(table), len(table.ring)) == (0, 0)
