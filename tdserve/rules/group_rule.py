@@ -18,6 +18,10 @@ from tdserve.base.errors import InvalidRequestError, NotSupportedError, WrongSta
 MAX_WORLD_SIZE = 4096
 """Most members: each has a connection to every other."""
 
+MAX_CLAIMED_EPOCH = 1 << 53
+"""Largest number that a member may claim its last epoch had, unless it has it from this server: the next epoch has a
+larger one, which must fit into messages."""
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -137,6 +141,7 @@ class GroupRule:
         if ask.rank is not None and not 0 <= ask.rank < max(ask.world_size, 1):
             reason = f"{ask.rank} is not a rank of {ask.world_size} members"
             raise InvalidRequestError(argument="rank", reason=reason)
+        _check_last(ask)
         for other in self._asks.values():
             if (other.member in self._living) is (ask.member in self._living):
                 self._check_agree(ask, other)
@@ -229,6 +234,18 @@ class GroupRule:
 def _get_sort_key(ask: Ask) -> tuple[bool, int]:
     """Returns the sort key: earlier members come first, in the same order; the sort keeps the others in order."""
     return ask.epoch == 0, ask.last_rank
+
+
+def _check_last(ask: Ask) -> None:
+    """Raises InvalidRequestError if a member claims an epoch that can never have been."""
+    most = max(MAX_CLAIMED_EPOCH, ask.above)
+    for argument, number, largest in (
+        ("epoch", ask.epoch, most),
+        ("last_rank", ask.last_rank, MAX_WORLD_SIZE - 1),
+        ("last_world_size", ask.last_world_size, MAX_WORLD_SIZE),
+    ):
+        if not 0 <= number <= largest:
+            raise InvalidRequestError(argument=argument, reason=f"{number} is not from 0 to {largest}")
 
 
 def _check_devices(asks: Iterable[Ask]) -> None:

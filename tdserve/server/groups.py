@@ -45,7 +45,8 @@ class Groups:
         """Answers with the next epoch of a group once it is formed.
 
         Raises:
-            InvalidRequestError: The request contradicts itself or those of other members.
+            InvalidRequestError: The request contradicts itself or those of other members, or claims an epoch that can
+                never have been.
             WrongStateError: This session is waiting for this group already.
             NotSupportedError: Two members of an nccl group share a GPU, or the client may not be linked to others.
             CapacityError: The server has ``MAX_GROUPS`` already.
@@ -154,11 +155,15 @@ def _announce(group: _Group, epoch: Epoch) -> None:
         for number in epoch.members
     ]
     secret = make_secret()
-    for rank, number in enumerate(epoch.members):
+    answers = [
+        control_pb2.GroupFormed(epoch=epoch.number, rank=rank, members=members, secret=secret)
+        for rank in range(len(members))
+    ]
+    for number, answer in zip(epoch.members, answers, strict=True):  # all or none: one that fails changes no session
         group.sessions[number].last_epoch = epoch.number
         future = group.waiting.pop(number)
         if not future.done():
-            future.set_result(control_pb2.GroupFormed(epoch=epoch.number, rank=rank, members=members, secret=secret))
+            future.set_result(answer)
 
 
 def _send_event(group: _Group, numbers: list[int], event: control_pb2.GroupEvent) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, WrongStateError
-from tdserve.rules.group_rule import Ask, Epoch, GroupRule
+from tdserve.rules.group_rule import MAX_CLAIMED_EPOCH, MAX_WORLD_SIZE, Ask, Epoch, GroupRule
 
 
 def form(*members: int) -> GroupRule:
@@ -53,6 +53,9 @@ def test_form_when_more_have_asked_than_are_wanted_then_the_last_waits_for_the_n
         (Ask(2, world_size=3, backend="nccl"), "backend"),
         (Ask(2, world_size=3, rank=3), "rank"),
         (Ask(2, world_size=100_000), "world_size"),
+        (Ask(2, world_size=3, epoch=MAX_CLAIMED_EPOCH + 1), "epoch"),
+        (Ask(2, world_size=3, epoch=1, last_rank=MAX_WORLD_SIZE), "last_rank"),
+        (Ask(2, world_size=3, epoch=1, last_world_size=MAX_WORLD_SIZE + 1), "last_world_size"),
     ],
 )
 def test_ask_when_it_contradicts_another_or_itself_then_refused_and_nothing_changes(ask: Ask, argument: str) -> None:
@@ -62,6 +65,14 @@ def test_ask_when_it_contradicts_another_or_itself_then_refused_and_nothing_chan
         rule.ask(ask)
     assert raised.value.argument == argument
     assert rule.describe_missing() == "1 of 3 members have asked"
+
+
+def test_ask_when_the_server_has_given_a_larger_number_then_the_next_epoch_goes_on_from_it() -> None:
+    rule = GroupRule("g")
+    largest = Ask(1, world_size=2, epoch=MAX_CLAIMED_EPOCH)
+    for ask in (largest, Ask(2, world_size=2, epoch=MAX_CLAIMED_EPOCH + 1, above=MAX_CLAIMED_EPOCH + 1)):
+        rule.ask(ask)
+    assert rule.form() == Epoch(MAX_CLAIMED_EPOCH + 2, (1, 2))
 
 
 def test_ask_when_the_member_asks_already_then_wrong_state() -> None:

@@ -71,6 +71,25 @@ def test_join_when_refused_then_earlier_requests_still_wait(run: Loop, world: Wo
     assert outbox(third).messages[0].group_formed.rank == 0
 
 
+@pytest.mark.parametrize("field", ["epoch", "last_rank", "last_world_size"])
+def test_join_when_a_member_claims_what_cannot_have_been_then_it_alone_is_refused(
+    run: Loop, world: World, field: str
+) -> None:
+    groups, first, second, claiming = Groups(), world.session(1), world.session(2), ask()
+    setattr(claiming, field, 2**64 - 1 if field == "epoch" else 2**32 - 1)
+
+    async def play() -> None:
+        waiting = asyncio.ensure_future(groups.join(first, 5, ask()))
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidRequestError, match=field):
+            await groups.join(second, 5, claiming)
+        assert not waiting.done()
+        await asyncio.gather(waiting, groups.join(world.session(3), 5, ask()))
+
+    run(play())
+    assert (first.last_epoch, second.last_epoch) == (1, 0)
+
+
 def test_join_when_a_group_of_the_name_is_over_then_its_numbers_do_not_come_again(run: Loop, world: World) -> None:
     groups, sessions = Groups(), [world.session(1), world.session(2)]
 
