@@ -66,7 +66,8 @@ class VersionMapping:
     """One mapped version file of this process.
 
     Attributes:
-        fd: Its own descriptor: shows when the file was unlinked, and carries the writer's lock.
+        fd: Its own descriptor: shows when the file was unlinked, and carries the writer's lock. It is closed when the
+            object is dropped, never earlier: a thread may be writing through its number, which would be another file's.
         writable: Whether the mapping is writable.
     """
 
@@ -76,6 +77,7 @@ class VersionMapping:
         self._buffer = _view_mapping(self._mapping)
         # a description of its own: a duplicate would share the lock of the caller's descriptor
         self.fd = os.open(f"/proc/self/fd/{fd}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self.fd).atexit = False
         self._views: tuple[bytes, int, dict[Path, torch.Tensor]] | None = None
 
     @classmethod
@@ -112,10 +114,6 @@ class VersionMapping:
 
     def _start(self) -> int:
         return LENGTH.size + int.from_bytes(bytes(self._buffer[: LENGTH.size].tolist()), "little")
-
-    def close(self) -> None:
-        """Closes the descriptor; the pages go with their last view."""
-        os.close(self.fd)
 
 
 def _view_mapping(mapping: Mapping) -> torch.Tensor:
@@ -177,16 +175,13 @@ def acquire(fd: int, *, writable: bool, path: FilePath) -> VersionMapping:
     with _lock:
         mapping = _mappings.get(inode)
         if mapping is None or (writable and not mapping.writable):
-            if mapping is not None:
-                mapping.close()
             mapping = _mappings[inode] = VersionMapping(fd, writable=writable, path=path)
         return mapping
 
 
 def drop_unlinked() -> None:
-    """Drops files that have been unlinked by any process, so that their space is freed."""
+    """Forgets files that have been unlinked by any process, so that their space is freed once nobody uses them."""
     with _lock:
         for inode, mapping in list(_mappings.items()):
             if os.fstat(mapping.fd).st_nlink == 0:
                 del _mappings[inode]
-                mapping.close()

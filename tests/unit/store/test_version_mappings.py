@@ -6,6 +6,7 @@ import gc
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from tdserve.store import version_mappings
@@ -94,3 +95,37 @@ def test_when_dropped_when_any_tensor_lives_then_not_yet(tmp_path: Path) -> None
     del row
     gc.collect()
     assert dropped == [5]
+
+
+def test_file_when_unlinked_while_it_is_filled_then_no_other_file_gets_its_bytes(tmp_path: Path) -> None:
+    version = VersionFile.create(tmp_path / "1.safetensors", SPEC)
+    os.unlink(tmp_path / "1.safetensors.part")
+    version_mappings.drop_unlinked()
+    others = [(tmp_path / f"other{number}").open("xb") for number in range(8)]
+    nbytes = len(version.content)
+    version.fill([np.full(nbytes, 7, np.uint8)])
+    assert [os.fstat(file.fileno()).st_size for file in others] == [0] * len(others)
+    assert version.content.tolist() == [7] * nbytes
+    for file in others:
+        file.close()
+
+
+def test_mapping_when_replaced_by_a_writable_one_then_its_descriptor_is_open_until_it_is_dropped(
+    tmp_path: Path,
+) -> None:
+    fd = _open(tmp_path / "a")
+    reading = version_mappings.acquire(fd, writable=False, path=tmp_path)
+    inode, number = os.fstat(fd).st_ino, reading.fd
+    version_mappings.acquire(fd, writable=True, path=tmp_path)
+    assert os.fstat(number).st_ino == inode
+    del reading
+    gc.collect()
+    assert not _is_open(number, inode)
+    os.close(fd)
+
+
+def _is_open(fd: int, inode: int) -> bool:
+    try:
+        return os.fstat(fd).st_ino == inode
+    except OSError:
+        return False
