@@ -52,9 +52,7 @@ class _Extends:
         stop = mark - self.first_mark + 1
         if not 0 < stop < len(self._ends):
             return None
-        start = committed_mark - self.first_mark + 1
-        start = start if 0 <= start < stop else 0  # otherwise it is a mark from before these
-        found = self._rows[:, self._ends[start] : self._ends[stop]]
+        found = self._rows[:, self._ends[self._count_committed(committed_mark, stop)] : self._ends[stop]]
         is_left = generations[found[0]] == found[1]
         if np.count_nonzero(is_left) != len(is_left):  # control commits rows before it shows that it has
             found = found[:, is_left]
@@ -63,13 +61,18 @@ class _Extends:
 
     def make_room(self, committed_mark: int, num_rows: int) -> _Extends:
         """Returns these extends but for those that are committed, with room for another one."""
-        last = self.next_mark - 1
-        start = max(min(committed_mark, last) - self.first_mark + 1, 0)
+        start = self._count_committed(committed_mark, len(self._ends) - 1)
         num_left = self._ends[-1] - self._ends[start]
         made = _Extends(self.first_mark + start, self.num_given_up, max(2 * num_left + num_rows, self._rows.shape[1]))
         made._rows[:, :num_left] = self._rows[:, self._ends[start] : self._ends[-1]]
         made._ends = [end - self._ends[start] for end in self._ends[start:]]
         return made
+
+    def _count_committed(self, committed_mark: int, num_extends: int) -> int:
+        """Counts the first extends that are committed. A mark that is none of these is from before them, perhaps by
+        another writer, whose marks may be greater."""
+        number = committed_mark - self.first_mark + 1
+        return number if 0 <= number <= num_extends else 0
 
 
 class OwnUncommittedRows:

@@ -53,6 +53,17 @@ class Ring:
         return self.writer.draw(self.generations, num_rows, rng=self.rng, find_uncommitted=self.own.find)
 
 
+class CommittedInBetween(SharedNumbers):
+    """Numbers of which control shows that all is committed just after they were read."""
+
+    @property
+    def uncommitted_mark(self) -> int | None:
+        mark = super().uncommitted_mark
+        if mark is not None and self.committed_mark == 0:
+            self.note_committed(mark)
+        return mark
+
+
 @pytest.fixture
 def ring() -> Ring:
     """One with 16 rows that are committed."""
@@ -129,6 +140,30 @@ def test_find_when_thousands_of_rows_are_not_committed_then_all_are_known() -> N
     assert found is not None
     assert found.rows.tolist() == [*range(200 * 14, 7000), *range(100 * 14)]
     assert found.num_evicted == 300 * 14
+
+
+@pytest.mark.parametrize("mark", [1, 1 << 62])
+def test_find_when_the_committed_mark_is_of_another_writer_and_rows_need_more_room_then_all_are_known(
+    mark: int,
+) -> None:
+    own, shared, generations = OwnUncommittedRows(FIRST_GENERATION), SharedNumbers(), np.zeros(1200, np.int64)
+    shared.show_mark(mark)
+    shared.note_committed(mark)
+    for rows in np.split(np.arange(1200), 2):
+        generations[rows] = 5
+        own.mark_filled(shared, rows, generations[rows] - 1, generations[rows])
+    found = own.find(shared, generations)
+    assert found is not None
+    assert found.rows.tolist() == list(range(1200))
+
+
+def test_find_when_all_were_committed_as_more_room_was_made_then_only_later_ones_are_known() -> None:
+    own, shared, generations = OwnUncommittedRows(FIRST_GENERATION), CommittedInBetween(), np.full(1200, 5)
+    for rows in np.split(np.arange(1200), 2):
+        own.mark_filled(shared, rows, generations[rows] - 1, generations[rows])
+    found = own.find(shared, generations)
+    assert found is not None
+    assert found.rows.tolist() == list(range(600, 1200))
 
 
 def test_generations_when_rows_were_drawn_before_their_commit_then_those_that_the_commit_gives(ring: Ring) -> None:
