@@ -150,12 +150,16 @@ class KeyedHandle(EntryMapping, ByAddress):
         Raises:
             KeyNotFoundError: A key is absent. Nothing was deleted.
             VersionConflictError: An entry has another version. Nothing was deleted.
+            DeadlineExceededError: There was no answer in time, and it is unknown whether anything was deleted; or puts
+                with an early return, made before by this handle, had none, and nothing was.
         """
         encoded = encode_keys(settle_keys(keys))
         expected = [] if if_version is None else list_versions(if_version, len(encoded))
         if not encoded:
             return 0
-        return self._remove(encoded, expected, self._client.make_deadline(timeout_s), missing_ok=missing_ok)
+        deadline = self._client.make_deadline(timeout_s)
+        self._coalescer.flush(deadline)  # puts that were made before
+        return self._remove(encoded, expected, deadline, missing_ok=missing_ok)
 
     def pop(
         self,
@@ -173,7 +177,8 @@ class KeyedHandle(EntryMapping, ByAddress):
 
         Raises:
             KeyNotFoundError: As of ``get``. Nothing was deleted.
-            DeadlineExceededError: A key was absent all the time. Nothing was deleted.
+            DeadlineExceededError: A key was absent all the time, or puts with an early return, made before by this
+                handle, had no answer. Nothing was deleted.
             UnansweredPopError: There was no answer to the deletion in time (within the client's timeout, if the
                 timeout is 0), and it is unknown whether the entries were deleted. ``values`` of the error is what would
                 have been returned.
@@ -203,8 +208,6 @@ class KeyedHandle(EntryMapping, ByAddress):
         return values
 
     def _remove(self, keys: list[bytes], if_versions: list[int], deadline: Deadline, *, missing_ok: bool) -> int:
-        self._coalescer.flush(deadline)  # puts that were made before
-
         def attempt(session: Session, request: int, deadline: Deadline) -> int:
             asked = control_pb2.RemoveRequest(
                 store=self.name,

@@ -6,18 +6,18 @@ in the order of their calls, whatever way their content takes. Each call keeps i
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CapacityError, RequestError, TDServeError
+from tdserve.base.errors import CapacityError, DeadlineExceededError, RequestError, TDServeError
 from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.pending import MAX_POLL_S
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.transfers.coalescer import Coalescer, fail_parts, find_first_deadline
@@ -79,6 +79,7 @@ class PutCoalescer(Coalescer[PutPart]):
         self._target = WriteTarget(store, b"")
         self._waiting: deque[PutPart] = deque()
         self._under_way: Future[control_pb2.Done] | None = None
+        self._unsettled: set[AwaitableFuture[int]] = set()  # of all parts that wait, are being sent or are under way
 
     @property
     def is_waiting(self) -> bool:
@@ -93,15 +94,25 @@ class PutCoalescer(Coalescer[PutPart]):
         return int(done.version)
 
     def flush(self, deadline: Deadline) -> None:
-        """Waits until everything that was submitted is answered, or has failed."""
-        remaining_s = deadline.remaining_s
-        self.finish(float("inf") if remaining_s is None else time.monotonic() + remaining_s)
+        """Waits until everything that was submitted before this call is answered, or has failed.
+
+        Raises:
+            DeadlineExceededError: It was not in time.
+        """
+        before = list(self._unsettled)
+        while before := [future for future in before if not future.done()]:
+            if deadline.expired:
+                what = f"the puts to {self._target.store!r} that were made before"
+                raise DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
+            wait(before, deadline.limit(MAX_POLL_S))
 
     def _list_unfinished(self) -> list[Future[Any]]:
         return [*(part.future for part in self._waiting), *([] if self._under_way is None else [self._under_way])]
 
     def _append(self, part: PutPart) -> None:
         self._waiting.append(part)
+        self._unsettled.add(part.future)
+        part.future.add_done_callback(self._unsettled.discard)
 
     def _take_out(self, is_meant: Callable[[PutPart], bool]) -> list[PutPart]:
         taken: list[PutPart] = []

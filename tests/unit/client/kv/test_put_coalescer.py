@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from threading import Event
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 import tdserve
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CapacityError, TransferAbortedError, VersionConflictError
+from tdserve.base.errors import CapacityError, DeadlineExceededError, TransferAbortedError, VersionConflictError
 from tdserve.client.kv import put_coalescer
 from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
 from tdserve.client.session.cancellation import Cancellation
@@ -107,3 +109,65 @@ def test_put_when_cancelled_while_others_wait_then_it_is_not_stored_and_they_are
         first.result(30.0)
         third.result(30.0)
     assert sorted(kv.keys()) == ["a", "c"]
+
+
+def test_removal_when_puts_before_it_have_no_answer_in_time_then_nothing_is_deleted_and_the_next_waits_too(
+    kv: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_taken, may_send = Event(), Event()
+
+    def write_late(*arguments: Any, **options: Any) -> Any:
+        has_taken.set()
+        assert may_send.wait(30.0)
+        return write_early(*arguments, **options)
+
+    kv.put("a", 0)
+    monkeypatch.setattr(put_coalescer, "write_early", write_late)
+    with ThreadPoolExecutor(1) as threads:
+        put = threads.submit(lambda: kv.put(["a", "b"], [1, 2], return_early=True).result(30.0))
+        try:
+            assert has_taken.wait(30.0)
+            for _ in range(2):
+                with pytest.raises(DeadlineExceededError, match="made before"):
+                    kv.delete("a", missing_ok=True, timeout_s=0)
+            with pytest.raises(DeadlineExceededError, match="made before"):
+                kv.pop("a", timeout_s=1e-3)
+            assert kv.get("a") == 0
+        finally:
+            may_send.set()
+        assert kv.delete(["a", "b"]) == 2
+        put.result(30.0)
+    assert kv.keys() == []
+
+
+def test_flush_when_a_put_follows_then_it_is_not_waited_for(
+    client: tdserve.Client, kv: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_taken, may_send, calls = Event(), [Event(), Event()], count()
+    coalescer = PutCoalescer(client, kv.name, kv.settings.make_stored_spec(kv.spec.fingerprint).fingerprint)
+    first, second = make_part("a"), make_part("b")
+
+    def write_late(*arguments: Any, **options: Any) -> Any:
+        has_taken.set()
+        assert may_send[next(calls)].wait(30.0)
+        return write_early(*arguments, **options)
+
+    def read_clock() -> float:
+        if has_taken.is_set() and not may_send[0].is_set():  # the call has begun
+            coalescer.submit(second)
+            may_send[0].set()
+        return time.monotonic()
+
+    deadline = Deadline.after(30.0, read_clock)
+    monkeypatch.setattr(put_coalescer, "write_early", write_late)
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(coalescer.submit, first)
+        try:
+            assert has_taken.wait(30.0)
+            coalescer.flush(deadline)
+            assert first.future.done()
+            assert not second.future.done()
+        finally:
+            for event in may_send:
+                event.set()
+        second.future.result(30.0)
