@@ -125,11 +125,7 @@ class SharedTable(ByAddress):
         batch = to_batch(data, keeps_index=self.keeps_index)
         if not len(batch):
             return torch.empty(0, dtype=torch.int64)
-        handle = self.open(batch)
-        if handle is None:
-            raise WrongStateError(state=f"the table {self.name!r} was deleted", event="extend()")
-        check_dims(batch, handle.spec, name=self.name)
-        batch = complete_rows(batch, handle, fills=self._fills)
+        handle, batch = self._complete(batch)
         if len(batch) <= self.capacity:
             numbers: torch.Tensor = handle.extend(batch, priority=priority)
             return numbers
@@ -138,6 +134,25 @@ class SharedTable(ByAddress):
         return torch.cat(
             [handle.extend(batch[part], priority=None if priority is None else priority[part]) for part in parts]
         )
+
+    def check(self, data: Any, priority: torch.Tensor | None = None) -> None:
+        """Refuses what ``extend`` would refuse, and writes no rows.
+
+        Raises:
+            SpecMismatchError, InvalidRequestError: The rows do not fit.
+        """
+        batch = to_batch(data, keeps_index=self.keeps_index)
+        if len(batch):
+            handle, batch = self._complete(batch)
+            handle.check_rows(batch, priority)
+
+    def _complete(self, batch: Any) -> tuple[ReplayHandle, Any]:
+        """Returns the table of rows, and the rows with the keys that it has."""
+        handle = self.open(batch)
+        if handle is None:
+            raise WrongStateError(state=f"the table {self.name!r} was deleted", event="extend()")
+        check_dims(batch, handle.spec, name=self.name)
+        return handle, complete_rows(batch, handle, fills=self._fills)
 
     def _follow(self, handle: ReplayHandle) -> ReplayHandle:
         if handle.capacity != self.capacity:

@@ -401,11 +401,17 @@ class TDServeStorage(Storage):
         Args:
             rows: The rows; None: there are none.
             priority: Of each; None, or for a table without priorities: all rows are equal.
+
+        Raises:
+            SpecMismatchError, InvalidRequestError: They do not fit. Nothing was replaced.
         """
-        self.clear(resets_counts=True)
         if rows is not None:
             table = self._table.open(rows)
-            self.extend(rows, priority if table is not None and table.settings.uses_priority else None)
+            priority = priority if table is not None and table.settings.uses_priority else None
+            self._table.check(rows, priority)
+        self.clear(resets_counts=True)
+        if rows is not None:
+            self.extend(rows, priority)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns all rows, the oldest first, their number, and their priorities if the table has some."""

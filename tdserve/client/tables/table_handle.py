@@ -197,6 +197,14 @@ class TableHandle(FollowedTable):
         show = self._client.hand_over
         return show(index) if isinstance(index, torch.Tensor) else index.convert(show)
 
+    def check_rows(self, batch: Any, priority: Any = None) -> None:
+        """Raises what ``extend`` would raise for rows, or priorities, that do not fit. No rows are written."""
+        annotations = RowAnnotations(priority)
+        given = GivenRows.read(batch, annotations, self.spec, self.settings.sampler, store=self.name)
+        captured, _ = self._capture_batch(given.batch, self._client.make_deadline(None))
+        num_rows = captured.spec.batch_size[0]
+        annotations.add_to(control_pb2.ExtendRequest(store=self.name, num_rows=num_rows), self.settings)
+
     def extend_captured(
         self, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None = None
     ) -> torch.Tensor:

@@ -45,6 +45,25 @@ def test_files_when_their_rows_are_no_tensordicts_then_are_refused(
         TDServeStorage(10, address=client, name=name).loads(tmp_path)
 
 
+def test_rows_when_those_that_replace_them_do_not_fit_then_stay(
+    client: tdserve.Client, name: str, tmp_path: Path
+) -> None:
+    storage = TDServeStorage(10, address=client, name=name, sampler=tdserve.Prioritized())
+    storage.extend(make_rows(1, 2, 3))
+    theirs = LazyTensorStorage(10)
+    theirs.set(range(4), TensorDict({"obs": torch.zeros(4, 2)}, [4]))
+    theirs.dumps(tmp_path)
+    with pytest.raises(tdserve.SpecMismatchError):
+        storage.loads(tmp_path)
+    with pytest.raises(tdserve.SpecMismatchError):
+        storage.load_state_dict(theirs.state_dict())
+    with pytest.raises(tdserve.InvalidRequestError):
+        storage.replace_rows(make_rows(4, 5), torch.tensor([1.0, -1.0]))
+    assert storage[:]["obs"].tolist() == [1.0, 2.0, 3.0]
+    storage.replace_rows(make_rows(4, 5), torch.tensor([1.0, 2.0]))
+    assert storage[:]["obs"].tolist() == [4.0, 5.0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("data", [{"x": torch.ones(2)}, [{"x": torch.ones(())}], (torch.ones(2),), [1, 2], []], ids=str)
 def test_rows_when_they_are_no_tensordicts_then_are_refused(client: tdserve.Client, name: str, data: Any) -> None:

@@ -61,6 +61,7 @@ OTHER_PARAMETERS: Mapping[type, Mapping[str, str]] = {
 
 _PART = "a step of calls on the part that each server has"
 _TABLE_METHODS: Mapping[str, str] = {
+    "check_rows": "asked by the storage of TorchRL, which is of one server",
     "find_sequences": "rows of several servers have no common order",
     "follow_and_retry": _PART,
     "make_query": _PART,
