@@ -1,4 +1,8 @@
-"""The files of versions: their paths, and their removal when nobody needs the version any more."""
+"""The files of versions: their paths, and their removal when nobody needs the version any more.
+
+What a store leaves under way ends after it, and finds the next store of its name at the same path. So nothing of a
+store that is gone touches a file with a number: the next store counts from 1 too.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +29,20 @@ def finish(store: OpenedStore, publishing: UnfinishedVersion, number: int) -> No
 
 
 def abandon(store: OpenedStore, publishing: UnfinishedVersion) -> None:
-    """Deletes the file of a version that gets no number."""
+    """Deletes the file of a version that gets no number. Its name is of this version alone, and so is what a worker has
+    made under it after the store was gone."""
     discard(make_unfinished_path(store, publishing))
 
 
 def retire_unread(store: OpenedStore, version: int) -> None:
     """Retires a version's file if nobody reads the version: a reader may not have opened the file yet."""
-    if not store.get_versions().count_readers(version):
+    if not store.waiters.is_gone and not store.get_versions().count_readers(version):
         retire(make_path(store, version))
 
 
 def drop(store: OpenedStore, numbers: tuple[int, ...]) -> None:
     """Deletes the files of versions."""
-    for number in numbers:
+    for number in () if store.waiters.is_gone else numbers:
         discard(make_path(store, number))
 
 

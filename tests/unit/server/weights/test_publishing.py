@@ -10,6 +10,7 @@ from tdserve.base.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     InvalidSpecError,
+    PeerLostError,
     RemoteProtocolError,
     StoreNotFoundError,
     WrongStateError,
@@ -182,3 +183,30 @@ def test_publish_when_the_first_fails_then_nothing_is_left_and_the_next_is_the_f
         run(world.publishing.publish(world.session(), 1, short))
     check_nothing_left(world)
     assert publish(world, run, 2) == 1
+
+
+def test_publish_when_it_fails_after_its_store_then_the_next_store_of_the_name_keeps_its_versions(
+    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(world, run, 1, keep=1)
+    store, began, reported = world.stores.get("w"), asyncio.Event(), asyncio.Event()
+
+    async def lose(_: worker_pb2.Order) -> worker_pb2.Worked:
+        began.set()
+        await reported.wait()
+        raise PeerLostError(peer="publisher", reason="lost")
+
+    async def scenario() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(world.worker, "submit", lambda filling: asyncio.ensure_future(lose(filling)))
+            failing = asyncio.ensure_future(world.publishing.publish(world.session(), 2, make_request(2)))
+            await began.wait()
+        await world.stores.delete(store)
+        for number in (1, 2):
+            await world.publishing.publish(world.session(), number, make_request(number, keep=1))
+        reported.set()
+        with pytest.raises(PeerLostError):
+            await failing
+
+    run(scenario())
+    assert [path.stem for path in files(world)] == ["2"]
