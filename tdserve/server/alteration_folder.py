@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path as FilePath
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError
+from tdserve.base.errors import DeadlineExceededError, TDServeError
 from tdserve.base.ids import make_uid
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.restructured import Restructured
@@ -20,6 +21,7 @@ from tdserve.server.workers import drop_store
 from tdserve.store import leaf_folders, restructuring
 from tdserve.store.catalog_db import CatalogDB
 from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.held_folder import HeldFolder
 from tdserve.structure import codec
 from tdserve.structure.tree import Spec
 from tdserve.v1 import worker_pb2
@@ -70,7 +72,7 @@ async def make_altering_folder(
     made = AlteringFolder(uid, store.folder / f"{restructuring.PREFIX}{uid}", added)
     try:
         if added is not None:
-            await asyncio.to_thread(_make_files, made.folder, added, uid)
+            await work_in_folder(store, partial(_make_files, name=made.folder.name, added=added, uid=uid))
         yield made
     finally:
         if made.folder.name not in {each.folder for each in Restructured.load(db)}:
@@ -106,7 +108,29 @@ async def hold_alone(session: ClientSession, store: OpenedStore, deadline: Deadl
         await asyncio.sleep(0)
 
 
-def _make_files(folder: FilePath, added: Spec, uid: str) -> None:
+async def work_in_folder(store: OpenedStore, work: Callable[[FilePath], None]) -> None:
+    """Has a thread work in the folder of a store, which a deletion does not wait for: it ends where that is moved, and
+    the next store of the name has nothing of it.
+
+    Args:
+        work: Gets a path of the folder, which is no name to show.
+
+    Raises:
+        StoreNotFoundError, StoreMovedError: The store is gone, or is by now.
+        TDServeError: As of ``work``.
+    """
+    store.waiters.check_not_gone()
+    held = HeldFolder(store.folder)  # in the same turn: so it is this store's
+    try:
+        await asyncio.to_thread(lambda: work(held.path))
+    except TDServeError:
+        store.waiters.check_not_gone()
+        raise
+    store.waiters.check_not_gone()
+
+
+def _make_files(store: FilePath, *, name: str, added: Spec, uid: str) -> None:
+    folder = store / name
     leaf_folders.create(folder, added)
     Generations.create(folder / GENERATION_FILE, uid=uid, num_rows=1).close()
 

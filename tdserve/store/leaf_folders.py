@@ -15,6 +15,7 @@ from tdserve.base.errors import CapacityError
 from tdserve.base.failpoints import reach
 from tdserve.store.faults import convert_os_errors, free_bytes
 from tdserve.store.format import Folder, plan
+from tdserve.store.held_folder import find_name
 from tdserve.structure.tree import Path, Spec
 
 
@@ -26,7 +27,8 @@ def create(
     On tmpfs reserving takes 0.4 s per GiB, so a server does this off its event loop. 10,000 leaves take about 0.5 s.
 
     Args:
-        folder: The store's folder; created if it is missing. It must have neither ``rows`` nor ``extra`` yet.
+        folder: The store's folder; created if it is missing, but not the one above it: that of a deleted store would
+            come again. It must have neither ``rows`` nor ``extra`` yet.
         spec: Complete structure of what is stored, including its row dimension.
         contents: Bytes of the leaves that are not zero.
 
@@ -40,13 +42,13 @@ def create(
     base = FilePath(folder)
     free = free_bytes(base)
     if spec.nbytes > free:
-        raise CapacityError(what=f"{base}", asked=spec.nbytes, free=free)
+        raise CapacityError(what=f"{find_name(base)}", asked=spec.nbytes, free=free)
     planned = plan(spec)
     made: list[str] = []
     was_there = base.exists()
     try:
-        with convert_os_errors(base, asked=spec.nbytes):
-            base.mkdir(parents=True, exist_ok=True)
+        with convert_os_errors(find_name(base), asked=spec.nbytes):
+            base.mkdir(exist_ok=True)
             base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 for top in filter(None, (planned.rows, planned.extra)):

@@ -17,6 +17,7 @@ from pathlib import Path as FilePath
 from tdserve.base.failpoints import reach
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.format import Folder, plan
+from tdserve.store.held_folder import find_name
 from tdserve.structure.tree import Path, Spec
 
 PREFIX = "altering-"
@@ -99,7 +100,7 @@ def keep(store: FilePath, folder: FilePath, change: FileChange, new: Spec) -> No
     Raises:
         CapacityError, CorruptDataError: This failed.
     """
-    with convert_os_errors(folder):
+    with convert_os_errors(find_name(store) / folder.name):
         folder.mkdir(exist_ok=True)
         if change.kept:
             (folder / _KEPT).mkdir()
@@ -117,7 +118,7 @@ def carry_out(store: FilePath, folder: FilePath, change: FileChange) -> None:
     Raises:
         CapacityError, CorruptDataError: It could not be finished, and has to be repeated.
     """
-    with convert_os_errors(store):
+    with convert_os_errors(find_name(store)):
         for name in change.folders:
             (store / name).mkdir(exist_ok=True)
         for made, name in change.files:

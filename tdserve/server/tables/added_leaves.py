@@ -17,7 +17,7 @@ from pathlib import Path as FilePath
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.failpoints import reach
-from tdserve.server.alteration_folder import RETRY_EVERY_S, hold_alone, make_altering_folder
+from tdserve.server.alteration_folder import RETRY_EVERY_S, hold_alone, make_altering_folder, work_in_folder
 from tdserve.server.damage_checks import DamageChecks
 from tdserve.server.idempotency import CommittedAnswers
 from tdserve.server.kinds.all_kinds import KINDS
@@ -114,7 +114,8 @@ class AddedLeaves:
         paths = _list_leaves(added)
         origins = {path: None if path in paths else path for path in _list_leaves(altered.spec)}
         change = restructuring.plan_file_change(store.spec, altered.spec, origins, added)
-        await asyncio.to_thread(restructuring.keep, store.folder, folder, change, altered.spec)
+        name, spec = folder.name, altered.spec
+        await work_in_folder(store, lambda path: restructuring.keep(path, path / name, change, spec))
         values = [path for path, _ in added.values]
         if values:  # one for all rows
             order = worker_pb2.Order()
@@ -166,11 +167,13 @@ class AddedLeaves:
 
 async def _move_files(store: OpenedStore, restructured: Restructured) -> bool:
     """Gives the table the files of its new structure; returns False if there is no room for that. It is safe to
-    repeat."""
-    folder = store.folder / restructured.folder
+    repeat, and does nothing once the table is gone."""
+    name, files = restructured.folder, restructured.files
     try:
-        await asyncio.to_thread(restructuring.carry_out, store.folder, folder, restructured.files)
+        await work_in_folder(store, lambda path: restructuring.carry_out(path, path / name, files))
     except TDServeError as error:
+        if store.waiters.is_gone:
+            return False
         _log.error("table %r waits for its new leaves: %s", store.name, error)
         return False
     return True

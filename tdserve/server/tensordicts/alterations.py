@@ -29,6 +29,7 @@ from tdserve.server.alteration_folder import (
     hold_alone,
     make_altering_folder,
     remove_files,
+    work_in_folder,
 )
 from tdserve.server.damage_checks import DamageChecks
 from tdserve.server.idempotency import CommittedAnswers
@@ -154,18 +155,16 @@ class Alterations:
         made: AlteringFolder,
         asked: control_pb2.AlterRequest,
     ) -> control_pb2.Done:
-        new = altered.spec
+        new, name = altered.spec, made.folder.name
         done = control_pb2.Done(version=store.content_version + 1)
-        restructured = Restructured.from_change(
-            store.record.uid, made.folder.name, store.spec, new, altered.origins, made.added
-        )
-        await asyncio.to_thread(restructuring.keep, store.folder, made.folder, restructured.files, new)
+        restructured = Restructured.from_change(store.record.uid, name, store.spec, new, altered.origins, made.added)
+        await work_in_folder(store, lambda path: restructuring.keep(path, path / name, restructured.files, new))
         try:
             await self._keep_values(session, store, made, restructured, asked.content)
             reach("alteration.prepared")
             store.check_present()
         except TDServeError:
-            await self._forget_values(store, made.folder.name)
+            await self._forget_values(store, name)
             raise
         record = replace(
             store.record,
@@ -229,6 +228,8 @@ class Alterations:
         try:
             await self._finish(store, restructured, held)
         except TDServeError as error:
+            if store.waiters.is_gone:  # and its files with it
+                return
             _log.error("store %r waits for its new structure, and is unreadable meanwhile: %s", store.name, error)
             task = asyncio.create_task(self._retry(store, restructured, held), name=f"tdserve-alteration-{store.name}")
             self._retrying.add(task)
@@ -248,13 +249,14 @@ class Alterations:
         """Moves files and values into their places, then makes the store readable.
 
         Raises:
+            StoreNotFoundError, StoreMovedError: The store is gone.
             TDServeError: Some could not be moved; it is safe to repeat.
         """
         generations = store.generations
         if generations is None:
             raise store.make_kind_error("tensordict")
-        folder = store.folder / restructured.folder
-        await asyncio.to_thread(restructuring.carry_out, store.folder, folder, restructured.files)
+        name, files = restructured.folder, restructured.files
+        await work_in_folder(store, lambda path: restructuring.carry_out(path, path / name, files))
         reach("alteration.moved")
         generations.move_structure(store.record.structure)
         if restructured.moved_values or restructured.cleared_values:

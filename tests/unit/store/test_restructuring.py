@@ -115,6 +115,7 @@ def test_carry_out_when_cut_short_at_any_step_then_done_again(
     num_steps = 0
     while True:
         store = tmp_path / str(num_steps) / "store"
+        store.parent.mkdir()
         folder, change, new = prepared(store, alteration)
         with monkeypatch.context() as patch:
             crash_at(num_steps, patch)
