@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path as FilePath
 
 from tdserve.base.deadline import Deadline
@@ -72,7 +71,7 @@ async def make_altering_folder(
     made = AlteringFolder(uid, store.folder / f"{restructuring.PREFIX}{uid}", added)
     try:
         if added is not None:
-            await work_in_folder(store, partial(_make_files, name=made.folder.name, added=added, uid=uid))
+            await work_in_folder(store, lambda path: _make_files(path / made.folder.name, added, uid))
         yield made
     finally:
         if made.folder.name not in {each.folder for each in Restructured.load(db)}:
@@ -129,8 +128,7 @@ async def work_in_folder(store: OpenedStore, work: Callable[[FilePath], None]) -
     store.waiters.check_not_gone()
 
 
-def _make_files(store: FilePath, *, name: str, added: Spec, uid: str) -> None:
-    folder = store / name
+def _make_files(folder: FilePath, added: Spec, uid: str) -> None:
     leaf_folders.create(folder, added)
     Generations.create(folder / GENERATION_FILE, uid=uid, num_rows=1).close()
 

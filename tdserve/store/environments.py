@@ -127,7 +127,8 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int, is_checked_later: b
     commit fails with an error instead of killing the process with SIGBUS.
 
     Args:
-        folder: Created if it is missing and ``writable``.
+        folder: Created if it is missing and ``writable``, but not the one above it: that of a deleted store would come
+            again.
         writable: Processes that only read pass False; ``lock.mdb`` must still be writable for them.
         max_bytes: Size of the map, for a writer. The file grows with use up to it. Readers pass 0 and get the writer's.
         is_checked_later: Whether the caller looks at the pages himself, if this process does.
@@ -140,7 +141,7 @@ def acquire(folder: Path, *, writable: bool, max_bytes: int, is_checked_later: b
     with _lock, lmdb_faults(folder, max_bytes=max_bytes):
         _close_unused()
         if writable:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
         shared = _find(folder)
         if shared is not None:
             if writable and not shared.writable:

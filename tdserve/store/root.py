@@ -231,9 +231,11 @@ class Root:
     def check_empty(self, actual: str) -> None:
         """Raises CorruptDataError if there are stores here; for a catalog without any, which ``actual`` describes.
 
-        To continue would serve an empty server, and give these folders to new stores of the same names.
+        To continue would serve an empty server, and give these folders to new stores of the same names. One without
+        any file has nothing to lose.
         """
-        names = sorted(folder.name for folder in (self.path / "stores").iterdir() if not folder.name.startswith("."))
+        folders = [folder for folder in (self.path / "stores").iterdir() if not folder.name.startswith(".")]
+        names = sorted(folder.name for folder in folders if any(path.is_file() for path in folder.rglob("*")))
         if names:
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             remedy = (

@@ -137,7 +137,8 @@ class SpoolWriter:
     one.
 
     Args:
-        path: The file; its folder is created if it is missing.
+        path: The file; its folder is created if it is missing, but not the one above it: that of a deleted store would
+            come again.
 
     Raises:
         CapacityError, InvalidRequestError: It cannot be created.
@@ -146,7 +147,7 @@ class SpoolWriter:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         with convert_os_errors(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(exist_ok=True)
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
     def write(self, offset: int, content: memoryview) -> None:

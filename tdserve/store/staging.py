@@ -28,7 +28,8 @@ class Staging:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, name: str = "0") -> None:
-        """Names the file ``<folder>/<name>.staging``; creates the folder if it is missing. Nothing is reserved yet.
+        """Names the file ``<folder>/<name>.staging``; creates the folder if it is missing, but not the one above it:
+        that of a deleted store would come again. Nothing is reserved yet.
 
         Args:
             folder: A folder on the disk whose space the writes may take.
@@ -39,7 +40,7 @@ class Staging:
         self.path = Path(folder) / (name + _SUFFIX)
         self._buffer: torch.Tensor | None = None
         with convert_os_errors(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(exist_ok=True)
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], nbytes: int, *, name: str = "0") -> Staging:

@@ -144,6 +144,7 @@ def test_objects_when_folder_was_never_made_then_do_not_exist(tmp_path: Path) ->
 
 def test_objects_when_the_map_is_full_then_nothing_of_the_batch_is_stored(tmp_path: Path) -> None:
     folder = tmp_path / "my store" / "objects"
+    folder.parent.mkdir()
     with Objects(folder, writable=True, max_bytes=1 << 20) as objects:
         free_bytes = objects.free_bytes()
         with pytest.raises(CapacityError, match=r"'my store'.*max_object_bytes=1048576; overwriting takes") as caught:

@@ -180,6 +180,8 @@ def test_find_catalog_when_it_was_lost_beside_stores_then_refused_with_what_to_d
     (root.store_folder("frames") / "rows").mkdir(parents=True)
     if is_there:
         (root.catalog_folder / "data.mdb").touch()
+    assert root.find_catalog() == root.catalog_folder, "folders alone are of no store"
+    (root.store_folder("frames") / "rows" / "meta.json").touch()
     with pytest.raises(CorruptDataError, match=f"frames.*{tmp_path}/stores away") as caught:
         root.find_catalog()
     assert caught.value.path == f"{tmp_path}/catalog/data.mdb"
