@@ -108,7 +108,8 @@ class ClientWork:
         except TDServeError as error:
             recorder.write("failed", error=f"{type(error).__name__}: {error}"[:500])
             return None
-        recorder.write("ok", answer=answer if isinstance(answer, int) else None)
+        numbers = answer.tolist() if isinstance(answer, torch.Tensor) else None  # of the rows that were written
+        recorder.write("ok", answer=answer if isinstance(answer, int) else numbers)
         return answer
 
     def extend(self, name: str) -> Act:
@@ -232,7 +233,8 @@ class ClientWork:
                 rows = queue.take(self.random.randint(1, 8), timeout_s=2.0, ack=False)
             except DeadlineExceededError:
                 return
-            self._call(recorder, lambda: queue.ack(rows, timeout_s=TIMEOUT_S), jobs=rows["job"].tolist())
+            identity = {name: rows[name].tolist() for name in ("index", "generation")}
+            self._call(recorder, lambda: queue.ack(rows, timeout_s=TIMEOUT_S), jobs=rows["job"].tolist(), **identity)
 
         return act
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tdserve.base.errors import CorruptDataError, EndOfStreamError, RemoteProtocolError
 from tdserve.soak.history import Call, History, read_histories
+from tdserve.soak.job_stories import MAX_STORIES, describe_job
 from tdserve.soak.round_stores import (
     KEYS,
     SLOTS,
@@ -199,10 +200,13 @@ def _check_queue(report: Findings, stores: RoundStores, folder: Path) -> None:
     queue = stores.open_queue()
     queue.close()  # from then on the remaining rows are handed out one by one to the last
     left: Counter[int] = Counter()
+    rows_left: dict[int, list[tuple[int, int]]] = {}
     with suppress(EndOfStreamError):
         while True:
             with queue.take(500, timeout_s=30.0) as rows:
                 left.update(rows["job"].tolist())
+                for job, *row in zip(*(rows[name].tolist() for name in ("job", "index", "generation")), strict=True):
+                    rows_left.setdefault(job, []).append((row[0], row[1]))
     report.counts["jobs left"] = left.total()
     acknowledged: Counter[int] = Counter()
     perhaps: Counter[int] = Counter()
@@ -219,7 +223,8 @@ def _check_queue(report: Findings, stores: RoundStores, folder: Path) -> None:
                 lost = [job for job in call.fields["jobs"] if not acknowledged[job] + perhaps[job] + left[job]]
                 report.expect(not lost, f"jobs are lost: {lost}")
     twice = [job for job in called if acknowledged[job] + left[job] > 1]
-    report.expect(not twice, f"jobs were consumed, or stand in the queue, twice: {twice[:10]}")
+    stories = [describe_job(job, folder, rows_left.get(job, [])) for job in twice[:MAX_STORIES]]
+    report.expect(not twice, "\n".join([f"jobs were consumed, or stand in the queue, twice: {twice[:10]}", *stories]))
     report.expect({*acknowledged, *left} <= called, "jobs that nobody put there")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,10 @@ class Recorder:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def write(self, event: str, **fields: Any) -> None:
-        """Appends an event: ``call`` before a call, ``ok`` or ``failed`` after it, ``saw`` for what was read."""
-        os.write(self._fd, (json.dumps({"event": event, **fields}) + "\n").encode())
+        """Appends an event: ``call`` before a call, ``ok`` or ``failed`` after it, ``saw`` for what was read. Each has
+        its time, seconds since the epoch, so that calls of several processes can be put in order."""
+        content = {"event": event, "at_s": round(time.time(), 4), **fields}
+        os.write(self._fd, (json.dumps(content) + "\n").encode())
 
     def __enter__(self) -> Recorder:
         return self
@@ -40,11 +43,14 @@ class Call:
         fields: The arguments.
         answer: The answer; None if there was none, or a failure.
         failure: The error, as ``"Class: message"``.
+        begun_s, ended_s: When it began and when its outcome was known, seconds since the epoch; 0.0: unknown.
     """
 
     fields: dict[str, Any]
     answer: dict[str, Any] | None = None
     failure: str | None = None
+    begun_s: float = 0.0
+    ended_s: float = 0.0
 
     @property
     def is_acknowledged(self) -> bool:
@@ -66,15 +72,15 @@ class History:
         """Reads the history in a file, without a last line that was cut short."""
         history = cls(path)
         for event in _events(path):
-            kind = event.pop("event")
+            kind, at_s = event.pop("event"), event.pop("at_s")
             if kind == "call":
-                history.calls.append(Call(event))
-            elif kind == "ok":
-                history.calls[-1].answer = event
-            elif kind == "failed":
-                history.calls[-1].failure = event["error"]
-            else:
+                history.calls.append(Call(event, begun_s=at_s))
+            elif kind == "saw":
                 history.sights.append((len(history.calls), event))
+            else:
+                history.calls[-1].ended_s = at_s
+                history.calls[-1].answer = event if kind == "ok" else None
+                history.calls[-1].failure = event["error"] if kind == "failed" else None
         return history
 
 

@@ -78,8 +78,9 @@ def consume(stores: RoundStores, folder: Path) -> None:
     stores.open_queue().extend(TensorDict({"job": torch.tensor([5])}, [1]))
     for role in ("produce", "consume"):
         with Recorder(folder / f"{role}-00001.jsonl") as recorder:
-            recorder.write("call", jobs=[5])
-            recorder.write("ok", answer=None)
+            identity = {"index": [7], "generation": [4]} if role == "consume" else {}
+            recorder.write("call", jobs=[5], **identity)
+            recorder.write("ok", answer=[7])
 
 
 def create(stores: RoundStores, folder: Path) -> None:
