@@ -44,7 +44,10 @@ def at_home(
         deadline = self.cluster.make_deadline(kwargs.get("timeout_s"))  # type: ignore[arg-type]
         if is_timed:
             kwargs.pop("timeout_s", None)
-        place = self.directory.find(store, deadline)
+        may_create = call_name in NAMING
+        place = (self.directory.find_for_creation if may_create else self.directory.find)(store, deadline)
+        if place.placement is not None and not may_create:  # unless it was deleted since
+            place = self.directory.find_now(store, deadline)
         if place.placement is not None and call_name not in CREATING:
             state = f"{name!r} has parts on servers {', '.join(map(str, place.placement.servers))}"
             raise WrongStateError(state=f"{state} (client[{name!r}] reads and writes them)", event=f"{call_name}()")
@@ -54,6 +57,8 @@ def at_home(
         if is_timed and deadline.expired:
             self.members.raise_if_lost(place.server, f"which may have {store!r}")
         with within(deadline):
+            if may_create:
+                self.directory.check_creation(store)
             try:
                 return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
             except StoreNotFoundError:

@@ -163,7 +163,7 @@ class ClusterClient(ClusterMoves):
         if whole is not None and whole in self:
             raise InvalidRequestError(argument="store name", reason=f"{name!r} is a part of {whole!r}; delete that")
         with within(self.cluster.make_deadline(None)):
-            place = self.directory.find(name)
+            place = self.directory.find_now(name)
             if place.placement is not None:
                 delete_parts(self.members, name, place.placement)
                 self.directory.forget(name)
@@ -251,7 +251,7 @@ class ClusterClient(ClusterMoves):
         servers = choose_servers(name, shards, len(self.members))
         if shards == "all" and (options.get("exists_ok") or options.get("existsok")):
             deadline = self.cluster.make_deadline(options.get("timeout_s"))
-            known = self.directory.find(name, deadline).placement
+            known = self.directory.find_for_creation(name, deadline).placement
             return servers if known is None else known.servers
         return servers
 

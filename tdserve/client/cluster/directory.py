@@ -142,6 +142,21 @@ class Directory:
                     return self._follow(moved.name, moved.server, answer, deadline)
         return self.find(moved.name, deadline)
 
+    def find_now(self, name: str, deadline: Deadline | None = None) -> Place:
+        """Returns the place of a store, as of ``find``, by what servers say now: it may have been deleted, and made
+        anew elsewhere or for other servers, since this client last heard of it."""
+        with self._lock:
+            self._places.pop(name, None)
+        return self.find(name, deadline)
+
+    def find_for_creation(self, name: str, deadline: Deadline | None = None) -> Place:
+        """Returns the place of a store that a call may create. The owner of the name decides about that itself; any
+        other place holds only as long as the owner says so. Arguments and errors as of ``find``."""
+        known = self._places.get(name)
+        if known is not None and known == Place(self.get_owner(name)):
+            return known
+        return self.find_now(name, deadline)
+
     def find_again(self, name: str, deadline: Deadline | None = None) -> Place | None:
         """Looks again for a store that was not where it was looked for: it has moved, or the server to which it had
         moved does not show it before it is asked to. Returns None if no server has it."""
@@ -211,8 +226,7 @@ class Directory:
         role = f"which {'decides about' if server == self.get_owner(name) else 'has'} the name {name!r}"
         if server in self._members.lost:  # one that stands still would take the request, and carry it out later
             self._members.check_answers(server, role, patience_s=REACH_S)
-        if name not in self._places:
-            self._forward_check.check_creation(name)
+        self.check_creation(name)
         try:
             with reach_within(REACH_S, is_for_unsent=True):
                 yield
@@ -221,6 +235,12 @@ class Directory:
                 raise
             reason = f"server {server}, {role}, does not answer: {error.reason}"
             raise ConnectError(address=error.address, reason=reason) from error
+
+    def check_creation(self, name: str) -> None:
+        """Raises ConnectError if no server is known to have a store of this name, and one that does not answer may have
+        it. Nothing was created."""
+        if name not in self._places:
+            self._forward_check.check_creation(name)
 
     def forget(self, name: str) -> None:
         """Forgets where a store is: it was deleted."""

@@ -177,3 +177,22 @@ def test_creation_when_the_token_grants_some_names_then_done_without_the_note(tm
         with tdserve.connect(address, token=every) as client:
             client.init_remote(CONTENT, "settings")
             assert client["settings"]["number"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_weights_when_a_server_has_joined_and_their_own_is_away_then_not_published_elsewhere(
+    growing: list[Crashing],
+) -> None:
+    name = next(name for name in iter(lambda: name_owned_by(0, 2), None) if choose_owner(name, 3) == 2)
+    with connecting(growing[:2]) as client:
+        client.publish(name, CONTENT)
+        client.create_kv(next_name())  # all names of the two are looked through
+    growing[0].kill()
+    with (
+        connecting(growing, timeout_s=5.0) as client,
+        pytest.raises(ConnectError, match="server 0 does not answer, and may have a store"),
+    ):
+        client.publish(name, CONTENT)
+    growing[0].start()
+    with connecting(growing) as client:
+        assert client.publish(name, CONTENT) == 2
