@@ -1,18 +1,83 @@
-"""What queues and replays share: rows are taken on lease."""
+"""What queues and replays share: rows are drawn, and taken on lease."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from tdserve.base.deadline import Deadline
+from tdserve.base.errors import InvalidRequestError
+from tdserve.base.ids import check_text
+from tdserve.base.integers import check_integer
 from tdserve.client.content.padding import Pad
-from tdserve.client.tables.draw_arguments import Conditions
+from tdserve.client.handles.key_paths import check_path
+from tdserve.client.tables.draw_arguments import NO_CONDITIONS, Conditions
+from tdserve.client.tables.row_annotations import parse_max_lag
+from tdserve.client.tables.sampling import Query
+from tdserve.client.tables.share import Share
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taken_batches import TakenBatches
 from tdserve.client.tables.taking import Taken, take_rows
+from tdserve.structure.tree import Path
 
 
 class LeasingTableHandle(TableHandle):
-    """A table from which rows are taken on lease."""
+    """A table from which rows are drawn, and taken on lease."""
+
+    def make_query(
+        self,
+        conditions: Conditions = NO_CONDITIONS,
+        *,
+        is_lease: bool = False,
+        pad: Pad = None,
+        device: Any = None,
+        numpy: bool | None = None,
+        share: Share | None = None,
+        deadline: Deadline | None = None,
+    ) -> Query:
+        """Makes the query of a sample, and checks it as far as the client can.
+
+        Args:
+            deadline: Of a call of which this is a step; None: the client's default timeout begins now.
+
+        Raises:
+            KeyNotFoundError: Rows have no such leaf.
+            InvalidRequestError: An argument is invalid.
+        """
+        require, consumer, group_by, group_size, max_lag, min_rows, lease_s = conditions
+        required = None if require is None else _check_keys(require)
+        group = None if group_by is None else check_path(group_by, argument="group_by")
+        for path in (*(required or ()), *(() if group is None else (group,))):
+            self.check_key(path, self._client.make_deadline(None) if deadline is None else deadline)
+        if not isinstance(consumer, str):
+            raise InvalidRequestError(argument="consumer", reason=f"{consumer!r} is not a str")
+        check_text("consumer", consumer)
+        if group is not None:
+            group_size = check_integer("group_size", group_size, 1)
+        elif group_size:
+            raise InvalidRequestError(argument="group_size", reason="it needs group_by")
+        return Query(
+            self.name,
+            self._stored,
+            self._added_columns[group is not None],
+            require=required,
+            consumer=consumer,
+            group_by=group,
+            group_size=group_size,
+            max_lag=parse_max_lag(max_lag, self.settings, self.name),
+            policy="" if max_lag is None else self.settings.policy,
+            is_lease=is_lease,
+            pad=pad,
+            device=device,
+            is_plain=conditions == NO_CONDITIONS and not is_lease and share is None and self.settings.min_drawable > 0,
+            is_ordered=self.settings.sampler.is_ordered,
+            is_exact=not is_lease and share is None and self.settings.sampler.is_exact,
+            is_numpy=self._client.wants_arrays(numpy, device),
+            share=share,
+            awaits_done=self.settings.max_times_sampled > 0 and share is None,  # a draw for ranks is on record before
+            min_rows=min_rows,
+            lease_s=lease_s,
+            kind=self._kind,
+        )
 
     def _take(
         self, num_rows: int, conditions: Conditions, timeout_s: float | None, *, pad: Pad, numpy: bool | None
@@ -45,3 +110,11 @@ class LeasingTableHandle(TableHandle):
 
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         return TakenBatches(take, self.name, device=device, timeout_s=seconds)
+
+
+def _check_keys(require: Any) -> tuple[Path, ...]:
+    """Returns the paths of keys; a tuple of str means several keys, as in ``require=("reward",)``."""
+    if not isinstance(require, (str, list, tuple, set, frozenset)):
+        raise InvalidRequestError(argument="require", reason=f"{require!r} is neither a key nor a list of keys")
+    keys = [require] if isinstance(require, str) else list(require)
+    return tuple(check_path(key, argument="require") for key in keys)

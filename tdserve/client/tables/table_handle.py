@@ -12,15 +12,12 @@ from numpy.typing import NDArray
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
-    InvalidRequestError,
     SpecMismatchError,
     StructureChangedError,
     TooLargeError,
 )
-from tdserve.base.ids import check_text
 from tdserve.base.integers import check_integer
 from tdserve.client.content.outer_modes import leave_modes_in_calls
-from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.session.awaitable_future import AwaitableFuture
@@ -34,16 +31,13 @@ from tdserve.client.tables.change_requests import (
 )
 from tdserve.client.tables.conditional_update import check_values, find_generations, write_same
 from tdserve.client.tables.destack import destack
-from tdserve.client.tables.draw_arguments import NO_CONDITIONS, Conditions
 from tdserve.client.tables.extend_parts import ExtendPart
 from tdserve.client.tables.followed_table import FollowedTable
 from tdserve.client.tables.given_rows import GivenRows, is_plain_batch, suggest_form
 from tdserve.client.tables.new_leaves import add_leaves, check_leaves, find_lacking
 from tdserve.client.tables.new_table import capture_row
 from tdserve.client.tables.retype_table import retype, was_densified
-from tdserve.client.tables.row_annotations import RowAnnotations, add_policy_news, parse_max_lag
-from tdserve.client.tables.sampling import Query
-from tdserve.client.tables.share import Share
+from tdserve.client.tables.row_annotations import RowAnnotations, add_policy_news
 from tdserve.client.tables.table_counts import TableCounts, ask_counts
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.client.transfers.write import ExpectedRows
@@ -465,62 +459,6 @@ class TableHandle(FollowedTable):
         self._change(timeout_s, sampler=settings.to_json())
         self.settings = settings
 
-    def make_query(
-        self,
-        conditions: Conditions = NO_CONDITIONS,
-        *,
-        is_lease: bool = False,
-        pad: Pad = None,
-        device: Any = None,
-        numpy: bool | None = None,
-        share: Share | None = None,
-        deadline: Deadline | None = None,
-    ) -> Query:
-        """Makes the query of a sample, and checks it as far as the client can.
-
-        Args:
-            deadline: Of a call of which this is a step; None: the client's default timeout begins now.
-
-        Raises:
-            KeyNotFoundError: Rows have no such leaf.
-            InvalidRequestError: An argument is invalid.
-        """
-        require, consumer, group_by, group_size, max_lag, min_rows, lease_s = conditions
-        required = None if require is None else _check_keys(require)
-        group = None if group_by is None else check_path(group_by, argument="group_by")
-        for path in (*(required or ()), *(() if group is None else (group,))):
-            self.check_key(path, self._client.make_deadline(None) if deadline is None else deadline)
-        if not isinstance(consumer, str):
-            raise InvalidRequestError(argument="consumer", reason=f"{consumer!r} is not a str")
-        check_text("consumer", consumer)
-        if group is not None:
-            group_size = check_integer("group_size", group_size, 1)
-        elif group_size:
-            raise InvalidRequestError(argument="group_size", reason="it needs group_by")
-        return Query(
-            self.name,
-            self._stored,
-            self._added_columns[group is not None],
-            require=required,
-            consumer=consumer,
-            group_by=group,
-            group_size=group_size,
-            max_lag=parse_max_lag(max_lag, self.settings, self.name),
-            policy="" if max_lag is None else self.settings.policy,
-            is_lease=is_lease,
-            pad=pad,
-            device=device,
-            is_plain=conditions == NO_CONDITIONS and not is_lease and share is None and self.settings.min_drawable > 0,
-            is_ordered=self.settings.sampler.is_ordered,
-            is_exact=not is_lease and share is None and self.settings.sampler.is_exact,
-            is_numpy=self._client.wants_arrays(numpy, device),
-            share=share,
-            awaits_done=self.settings.max_times_sampled > 0 and share is None,  # a draw for ranks is on record before
-            min_rows=min_rows,
-            lease_s=lease_s,
-            kind=self._kind,
-        )
-
     def _capture_batch(self, batch: Any, deadline: Deadline) -> tuple[Captured, tuple[Path, ...]]:
         """Captures a batch; also returns the keys of its leaves, none if it has all of them.
 
@@ -574,11 +512,3 @@ class TableHandle(FollowedTable):
             raise TooLargeError(what=f"rows of one extend of {self.name!r}", asked=batch_size[0], free=self.capacity)
         self._fitting = spec, keys  # the writer's next batch probably has the same structure
         return keys
-
-
-def _check_keys(require: Any) -> tuple[Path, ...]:
-    """Returns the paths of keys; a tuple of str means several keys, as in ``require=("reward",)``."""
-    if not isinstance(require, (str, list, tuple, set, frozenset)):
-        raise InvalidRequestError(argument="require", reason=f"{require!r} is neither a key nor a list of keys")
-    keys = [require] if isinstance(require, str) else list(require)
-    return tuple(check_path(key, argument="require") for key in keys)

@@ -53,7 +53,8 @@ def test_weights_when_published_anew_at_their_owner_then_both_clients_publish_th
     other.publish(owned, rows(3, 100))
     assert client.publish(owned, rows(3, 200)) == 2
     latest = other.latest(owned)
-    assert latest is not None and latest.data["number"].tolist() == [200, 201, 202]
+    assert latest is not None
+    assert latest.data["number"].tolist() == [200, 201, 202]
     other.delete(owned)
 
 
@@ -64,7 +65,8 @@ def test_weights_when_the_name_was_of_a_shared_store_then_read_and_published(
     other.delete(owned)
     other.publish(owned, rows(3))
     found = client.latest(owned)
-    assert found is not None and found.version == 1
+    assert found is not None
+    assert found.version == 1
     other.delete(owned)
     client.create_kv(owned, shards=3)
     other.delete(owned)
