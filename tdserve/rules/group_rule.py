@@ -94,6 +94,7 @@ class GroupRule:
     def __init__(self, name: str) -> None:
         self.name = name
         self._epoch = Epoch(0, ())
+        self._backend = ""  # of that epoch
         self._living: set[int] = set()
         self._asks: dict[int, Ask] = {}  # in order of arrival
 
@@ -142,6 +143,9 @@ class GroupRule:
             reason = f"{ask.rank} is not a rank of {ask.world_size} members"
             raise InvalidRequestError(argument="rank", reason=reason)
         _check_last(ask)
+        if self._living and ask.backend != self._backend:
+            reason = f"{ask.backend!r}, the members of group {self.name!r} have {self._backend!r}"
+            raise InvalidRequestError(argument="backend", reason=reason)
         for other in self._asks.values():
             if (other.member in self._living) is (ask.member in self._living):
                 self._check_agree(ask, other)
@@ -171,7 +175,7 @@ class GroupRule:
         _check_devices(chosen)
         number = max(self._epoch.number, *(max(ask.epoch, ask.above) for ask in chosen)) + 1
         self._epoch = Epoch(number, tuple(ask.member for ask in chosen))
-        self._living = set(self._epoch.members)
+        self._living, self._backend = set(self._epoch.members), chosen[0].backend
         return self._epoch
 
     def describe_missing(self) -> str:

@@ -137,6 +137,21 @@ def test_next_epoch_when_the_size_needs_newcomers_then_waits_for_them_and_takes_
     assert rule.form() == Epoch(2, (1, 2, 3))
 
 
+def test_ask_when_members_have_another_backend_then_refused_until_the_last_of_them_is_gone() -> None:
+    rule = form(1, 2)
+    for ask in (Ask(3, world_size=3, backend="nccl", device="m 0"), Ask(1, epoch=1, backend="nccl")):
+        with pytest.raises(InvalidRequestError, match="the members of group 'g' have 'gloo'") as raised:
+            rule.ask(ask)
+        assert raised.value.argument == "backend"
+    for member in (1, 2):
+        rule.ask(Ask(member, epoch=1))
+    assert rule.form() == Epoch(2, (1, 2))
+    for member in (1, 2):
+        rule.leave(member)
+    rule.ask(Ask(3, world_size=1, backend="nccl", device="m 0"))
+    assert rule.form() == Epoch(3, (3,))
+
+
 def test_first_epoch_when_a_server_has_forgotten_the_last_then_formed_of_as_many_in_their_order_and_numbers_grow() -> (
     None
 ):
