@@ -476,8 +476,9 @@ class Table(Departures):
 
     def is_final(self, conditions: SampleConditions) -> bool:
         """Returns whether the table is closed, and a sample finds no other rows later than it does now: none is being
-        written, lacks only leaves or a priority, or is on lease to the same consumer."""
-        if not self.is_closed or self.ring.num_held or self.ring.num_reserved or self.num_coming:
+        written, lacks only leaves or a priority, is on lease to the same consumer, or was spent by a sample that may
+        still be undone."""
+        if not self.is_closed or self.ring.num_held or self.ring.num_reserved or self.num_coming or self._under_way:
             return False
         is_any_leased = self.selectors.leases.count_leased(conditions.consumer)
         is_any_barred = bool(self.selectors.get(conditions).explain_none())
