@@ -99,18 +99,24 @@ class KeptDraws:
 
         Raises:
             InvalidRequestError: It was drawn under other terms. The error names the first that differs.
-            StepForgottenError: It was forgotten.
+            StepForgottenError: It was forgotten, or would be as soon as it is drawn.
         """
         draw = self._draws.get((terms.run, step))
         if draw is not None:
             self._check_same(draw, terms)
             return draw
         horizon = self._horizons.get(terms.run, BEFORE_FIRST)
-        if step <= horizon:
+        if step <= horizon or self._has_only_later(terms.run, step):
             steps = sorted(step for run, step in self._draws if run == terms.run)
             kept = f"{steps[0]} to {steps[-1]}" if steps else "none"
             raise StepForgottenError(store=self._table, step=step, kept=kept, next=max((horizon, *steps)) + 1)
         return None
+
+    def _has_only_later(self, run: str, step: int) -> bool:
+        """Returns whether as many draws are kept as can be, all of this run and of later steps: one more would be the
+        first to be forgotten, before a second rank could have its share."""
+        is_full = len(self._draws) >= MAX_KEPT_DRAWS
+        return is_full and all(other == run and step < kept for other, kept in self._draws)
 
     def _check_same(self, draw: KeptDraw, terms: DrawTerms) -> None:
         kept, asked = _name_terms(draw.terms), _name_terms(terms)

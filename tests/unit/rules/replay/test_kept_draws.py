@@ -88,13 +88,28 @@ def test_find_when_on_other_terms_then_the_error_has_words_of_the_caller(
 
 def test_keep_when_there_are_too_many_then_the_lowest_step_is_forgotten() -> None:
     table = full_table()
-    for step in (*range(1, MAX_KEPT_DRAWS + 1), 0):
+    for step in (*range(1, MAX_KEPT_DRAWS), 0, MAX_KEPT_DRAWS):
         drawn(table, step)
     assert [draw.step for draw in table.draws] == list(range(1, MAX_KEPT_DRAWS + 1))
     with pytest.raises(StepForgottenError) as raised:
         table.draws.find(0, TWO)
     assert (raised.value.kept, raised.value.next) == ("1 to 16", 17)
     assert table.draws.erasable == [("", 0)]
+
+
+def test_find_when_as_many_later_steps_are_kept_as_can_be_then_forgotten_before_it_is_drawn() -> None:
+    table = full_table()
+    for step in range(100, 100 + MAX_KEPT_DRAWS):
+        assert table.draws.find(3, TWO) is None
+        drawn(table, step)
+    with pytest.raises(StepForgottenError) as raised:
+        table.draws.find(3, TWO)
+    assert (raised.value.kept, raised.value.next) == ("100 to 115", 116)
+    assert table.draws.find(116, TWO) is None
+    other = TWO._replace(run="other")
+    assert table.draws.find(3, other) is None
+    first = drawn(table, 3, other)  # in the place of one of the run that has drawn least lately
+    assert table.draws.find(3, other) is first
 
 
 def test_extend_when_rows_are_drawn_then_they_are_not_overwritten() -> None:
