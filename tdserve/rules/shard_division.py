@@ -6,6 +6,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tdserve.base.errors import EndOfStreamError
 from tdserve.rules.replay.settings import Settings
@@ -15,6 +16,9 @@ FRESH_S = 0.05
 little too rarely."""
 
 _MAX_QUESTIONS = 64
+
+_MAX_COUNTED_UNITS = 10**9
+"""Units from which on numpy does not divide a draw by their numbers alone."""
 
 
 class ShardScale(NamedTuple):
@@ -286,10 +290,23 @@ def divide(
     if not is_distinct:
         counts = rng.multinomial(num_units, weights / weights.sum())
     elif num_units <= weights.sum():
-        counts = rng.multivariate_hypergeometric(weights.astype(np.int64), num_units)
+        counts = _divide_distinct(num_units, weights.astype(np.int64), rng)
     else:
         more = np.array([(reserves or {}).get(shard, 0) for shard in shards], np.int64)
         missing = num_units - int(weights.sum())
-        extra = rng.multivariate_hypergeometric(more, min(missing, int(more.sum())))
+        extra = _divide_distinct(min(missing, int(more.sum())), more, rng)
         counts = weights.astype(np.int64) + extra
     return {shard: int(count) for shard, count in zip(shards, counts, strict=True) if count}
+
+
+def _divide_distinct(num_units: int, numbers: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Divides different units, drawn at random among all, by the shard that has them.
+
+    Args:
+        numbers: Units of each shard.
+    """
+    ends = np.cumsum(numbers)
+    if not len(ends) or ends[-1] < _MAX_COUNTED_UNITS:
+        return rng.multivariate_hypergeometric(numbers, num_units)
+    drawn = rng.choice(int(ends[-1]), num_units, replace=False, shuffle=False)  # takes memory for these alone
+    return np.bincount(np.searchsorted(ends, drawn, side="right"), minlength=len(numbers))

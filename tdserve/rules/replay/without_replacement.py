@@ -23,8 +23,8 @@ class WithoutReplacement(Sampler):
     """Draws every row once per epoch, in random order; all callers share the epoch.
 
     A sample that reaches the end of an epoch is filled from the next one, with rows that it does not have yet. Rows
-    that come during an epoch belong to the next one; rows that go are skipped. A sample of more rows than there are is
-    refused.
+    that come during an epoch belong to the next one; rows that go are skipped. Rows of a sample that could not be sent
+    have had their turn: they come again in the next epoch. A sample of more rows than there are is refused.
 
     How far an epoch was is not on record. A restarted server begins a new one; with a seed, in the order of the first.
 

@@ -323,7 +323,8 @@ class Samples:
     async def _send_drawn(
         self, call: _SampleCall, drawn: _DrawnSample, send: Callable[[], Awaitable[control_pb2.Done | None]]
     ) -> control_pb2.Done | None:
-        """Sends a sample. If that fails, what it used up is available again."""
+        """Sends a sample. If that fails, what it used up is available again; of rows that come once in each epoch, in
+        the next one."""
         store = call.store
         reach("lease.drawn")
         note_sample(store.get_table(), drawn.plan, time.monotonic())

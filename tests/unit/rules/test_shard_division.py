@@ -56,6 +56,18 @@ def test_divide_when_an_epoch_ends_then_the_rest_comes_from_the_next(rng: np.ran
         assert counts.get(1, 0) <= 5
 
 
+def test_divide_when_there_are_billions_then_in_proportion_and_each_once(rng: np.random.Generator) -> None:
+    masses, counts = {0: 6e8, 1: 0.0, 2: 1.8e9, 3: 3.0}, np.zeros(4, np.int64)
+    for _ in range(20):
+        for shard, count in divide(200, masses, rng, is_distinct=True).items():
+            counts[shard] += count
+    assert counts[1] == 0
+    assert counts[3] <= 20 * 3
+    assert chi_square.statistic(counts[[0, 2]], np.array([0.25, 0.75])) < chi_square.limit(2)
+    filled = divide(7, {0: 4.0, 1: 0.0}, rng, is_distinct=True, reserves={0: 5.0, 1: 2e9})
+    assert (filled[0] >= 4, sum(filled.values())) == (True, 7)
+
+
 def mass(mass: float, num_rows: int = 10, num_epochs: int = 0) -> ShardMass:
     """What a shard answers."""
     return ShardMass(mass, 1.0, num_epochs, num_rows, False, num_rows, num_rows)
