@@ -125,15 +125,9 @@ class SharedTable(ByAddress):
         batch = to_batch(data, keeps_index=self.keeps_index)
         if not len(batch):
             return torch.empty(0, dtype=torch.int64)
-        handle, batch = self._complete(batch)
-        if len(batch) <= self.capacity:
-            numbers: torch.Tensor = handle.extend(batch, priority=priority)
-            return numbers
-        begins = range(0, len(batch), self.capacity)
-        parts = [slice(begin, begin + self.capacity) for begin in begins]
-        return torch.cat(
-            [handle.extend(batch[part], priority=None if priority is None else priority[part]) for part in parts]
-        )
+        handle, parts = self._divide(batch, priority)
+        numbers: list[torch.Tensor] = [handle.extend(part, priority=own) for part, own in parts]
+        return numbers[0] if len(numbers) == 1 else torch.cat(numbers)
 
     def check(self, data: Any, priority: torch.Tensor | None = None) -> None:
         """Refuses what ``extend`` would refuse, and writes no rows.
@@ -143,16 +137,24 @@ class SharedTable(ByAddress):
         """
         batch = to_batch(data, keeps_index=self.keeps_index)
         if len(batch):
-            handle, batch = self._complete(batch)
-            handle.check_rows(batch, priority)
+            handle, parts = self._divide(batch, priority)
+            for part, own in parts:
+                handle.check_rows(part, own)
 
-    def _complete(self, batch: Any) -> tuple[ReplayHandle, Any]:
-        """Returns the table of rows, and the rows with the keys that it has."""
+    def _divide(
+        self, batch: Any, priority: torch.Tensor | None
+    ) -> tuple[ReplayHandle, list[tuple[Any, torch.Tensor | None]]]:
+        """Returns the table of rows, and the rows with the keys that it has, with their priorities: in parts that it
+        has room for."""
         handle = self.open(batch)
         if handle is None:
             raise WrongStateError(state=f"the table {self.name!r} was deleted", event="extend()")
         check_dims(batch, handle.spec, name=self.name)
-        return handle, complete_rows(batch, handle, fills=self._fills)
+        batch = complete_rows(batch, handle, fills=self._fills)
+        if len(batch) <= self.capacity:
+            return handle, [(batch, priority)]
+        parts = [slice(begin, begin + self.capacity) for begin in range(0, len(batch), self.capacity)]
+        return handle, [(batch[part], None if priority is None else priority[part]) for part in parts]
 
     def _follow(self, handle: ReplayHandle) -> ReplayHandle:
         if handle.capacity != self.capacity:

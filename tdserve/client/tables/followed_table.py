@@ -7,13 +7,15 @@ from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import KeyNotFoundError, SpecMismatchError, StoreNotFoundError
+from tdserve.base.errors import KeyNotFoundError, SpecMismatchError, StoreNotFoundError, TooLargeError
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.by_address import OfProcess
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.outgoing import WriteTarget
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
+from tdserve.client.tables.given_rows import suggest_form
+from tdserve.client.tables.new_leaves import check_leaves
 from tdserve.client.tables.retype_table import find_current_description
 from tdserve.client.tables.rows_by_number import RowsByNumber
 from tdserve.client.tables.sampling import Query
@@ -73,6 +75,30 @@ class FollowedTable(RowsByNumber):
         self._stored = self.spec.prepend((self.capacity,))
         self._fitting: tuple[Spec | None, tuple[Path, ...]] = (None, ())
         self._structure = description.structure
+
+    def _check_fits(self, spec: Spec) -> tuple[Path, ...]:
+        """Returns the keys that rows of this structure have, none if they have all. Raises if they do not fit."""
+        fitting, keys = self._fitting
+        if spec is fitting:
+            return keys
+        batch_size = spec.batch_size
+        if len(batch_size) != self._num_dims:
+            expected = f"batch size {['n', *self.spec.batch_size]}"
+            hint = suggest_form(len(batch_size) - self._num_dims, self.spec)
+            raise SpecMismatchError(store=self.name, key="", expected=expected, actual=f"{list(batch_size)}{hint}")
+        expected_spec = self._stored.with_rows(batch_size[0])
+        keys = ()
+        found = {path for path, _ in (*spec.tensors, *spec.values)}
+        if found and found < set(self.spec.leaf_paths):
+            keys = tuple(path for path in self.spec.leaf_paths if path in found)
+            expected_spec = expected_spec.select(keys, store=self.name)
+        # Without the missing leaves some nodes may be empty.
+        given = spec.select(keys, store=self.name) if keys else spec
+        check_leaves(expected_spec, given, store=self.name)
+        if batch_size[0] > self.capacity:
+            raise TooLargeError(what=f"rows of one extend of {self.name!r}", asked=batch_size[0], free=self.capacity)
+        self._fitting = spec, keys  # the writer's next batch probably has the same structure
+        return keys
 
     def check_key(self, path: Path, deadline: Deadline) -> None:
         """Raises KeyNotFoundError if rows have no such key, not even one that came later."""

@@ -33,8 +33,8 @@ from tdserve.client.tables.conditional_update import check_values, find_generati
 from tdserve.client.tables.destack import destack
 from tdserve.client.tables.extend_parts import ExtendPart
 from tdserve.client.tables.followed_table import FollowedTable
-from tdserve.client.tables.given_rows import GivenRows, is_plain_batch, suggest_form
-from tdserve.client.tables.new_leaves import add_leaves, check_leaves, find_lacking
+from tdserve.client.tables.given_rows import GivenRows, is_plain_batch
+from tdserve.client.tables.new_leaves import add_leaves, find_lacking
 from tdserve.client.tables.new_table import capture_row
 from tdserve.client.tables.retype_table import retype, was_densified
 from tdserve.client.tables.row_annotations import RowAnnotations, add_policy_news
@@ -46,7 +46,7 @@ from tdserve.messages.row_numbers import Rows
 from tdserve.structure.array_dicts import read_rows
 from tdserve.structure.capture import Captured, capture
 from tdserve.structure.stacks.elements import restack_by_rows
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.tree import Path
 from tdserve.v1 import content_pb2, control_pb2
 
 
@@ -488,27 +488,3 @@ class TableHandle(FollowedTable):
         if not is_deep and (rows := restack_by_rows(batch)) is not batch:
             return self._capture_fitting(rows)
         return captured, self._check_fits(captured.spec)
-
-    def _check_fits(self, spec: Spec) -> tuple[Path, ...]:
-        """Returns the keys that rows of this structure have, none if they have all. Raises if they do not fit."""
-        fitting, keys = self._fitting
-        if spec is fitting:
-            return keys
-        batch_size = spec.batch_size
-        if len(batch_size) != self._num_dims:
-            expected = f"batch size {['n', *self.spec.batch_size]}"
-            hint = suggest_form(len(batch_size) - self._num_dims, self.spec)
-            raise SpecMismatchError(store=self.name, key="", expected=expected, actual=f"{list(batch_size)}{hint}")
-        expected_spec = self._stored.with_rows(batch_size[0])
-        keys = ()
-        found = {path for path, _ in (*spec.tensors, *spec.values)}
-        if found and found < set(self.spec.leaf_paths):
-            keys = tuple(path for path in self.spec.leaf_paths if path in found)
-            expected_spec = expected_spec.select(keys, store=self.name)
-        # Without the missing leaves some nodes may be empty.
-        given = spec.select(keys, store=self.name) if keys else spec
-        check_leaves(expected_spec, given, store=self.name)
-        if batch_size[0] > self.capacity:
-            raise TooLargeError(what=f"rows of one extend of {self.name!r}", asked=batch_size[0], free=self.capacity)
-        self._fitting = spec, keys  # the writer's next batch probably has the same structure
-        return keys

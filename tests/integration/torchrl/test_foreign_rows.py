@@ -60,6 +60,12 @@ def test_rows_when_those_that_replace_them_do_not_fit_then_stay(
     with pytest.raises(tdserve.InvalidRequestError):
         storage.replace_rows(make_rows(4, 5), torch.tensor([1.0, -1.0]))
     assert storage[:]["obs"].tolist() == [1.0, 2.0, 3.0]
+    many = make_rows(*range(15))
+    with pytest.raises(tdserve.InvalidRequestError):
+        storage.replace_rows(many, torch.tensor([1.0] * 14 + [-1.0]))
+    assert storage[:]["obs"].tolist() == [1.0, 2.0, 3.0]
+    storage.replace_rows(many, torch.ones(15))
+    assert sorted(storage[:]["obs"].tolist()) == list(range(5, 15))
     storage.replace_rows(make_rows(4, 5), torch.tensor([1.0, 2.0]))
     assert storage[:]["obs"].tolist() == [4.0, 5.0]
 
