@@ -63,11 +63,16 @@ class ShardedTaken:
     @property
     def rows(self) -> Any:
         """The tensordict, or dict of arrays. From now on the caller must acknowledge the rows or give them back."""
-        self._unseen.detach()
-        return self._query.hand_over(self._rows)
+        rows = self._query.hand_over(self._rows)
+        self._unseen.detach()  # only now: rows that nobody has are given back
+        return rows
 
     def __enter__(self) -> Any:
-        return self.rows
+        try:
+            return self.rows
+        except BaseException:  # no block begins, whose end would give them back
+            self.give_back_later()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

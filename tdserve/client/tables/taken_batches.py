@@ -82,12 +82,16 @@ class TakenBatches:
                 raise StopIteration from None
             except TDServeError as error:
                 self._wait_again(error, deadline)
-        rows = held.rows
+        try:
+            rows = to_device(held.rows, self._device)
+        except BaseException:  # nobody has seen them, and the next call acknowledges what was returned
+            held.give_back_later()
+            raise
         self._held = held
         if self._closed.is_set():  # by another thread, which found nothing to give back
             self.close()
             self._check_open()
-        return to_device(rows, self._device)
+        return rows
 
     def __enter__(self) -> TakenBatches:
         return self

@@ -19,7 +19,7 @@ from tdserve.base.errors import (
     RemoteProtocolError,
     WrongStateError,
 )
-from tdserve.client.tables import taking
+from tdserve.client.tables import sampling, taken_batches, taking
 from tdserve.client.tables.sampling import receive_sample
 from tests.processes import wait_for
 
@@ -161,6 +161,42 @@ def test_batches_when_their_block_ends_then_the_last_one_is_acknowledged(queue: 
     with pytest.raises(KeyError), again:
         raise KeyError
     assert (len(queue), num_leased(queue)) == (2, 0)
+
+
+def test_batches_when_one_cannot_be_moved_to_the_device_then_it_is_given_back_and_not_acknowledged(
+    queue: tdserve.QueueHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    batches = queue.batches(2)
+    next(batches)
+    with monkeypatch.context() as patch:
+        patch.setattr(taken_batches, "to_device", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            next(batches)
+    wait_for(lambda: num_leased(queue) == 0, "the return of rows that nobody has seen")
+    assert next(batches)["a"].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("is_iterated", [False, True])
+def test_take_when_rows_cannot_be_shown_as_asked_then_they_are_given_back(
+    queue: tdserve.QueueHandle, monkeypatch: pytest.MonkeyPatch, is_iterated: bool
+) -> None:
+    def fail(_: Any) -> Any:
+        raise MemoryError
+
+    batches, taken = queue.batches(2, numpy=True), queue.take(1, numpy=True)
+    monkeypatch.setattr(sampling, "to_arrays", fail)
+    show = batches.__next__ if is_iterated else taken.__enter__
+    with pytest.raises(MemoryError):
+        show()
+    with pytest.raises(MemoryError):
+        assert taken.rows
+    del taken, show
+    gc.collect()
+    wait_for(lambda: num_leased(queue) == 0, "the return of rows that nobody has seen")
+    assert len(queue) == 4
 
 
 def test_batches_when_dropped_then_the_rows_are_there_again(queue: tdserve.QueueHandle) -> None:
