@@ -209,21 +209,23 @@ class RowBuffer:
         waiting = (page.times_s[page.num_taken] for page in self._pages if page.num_taken < page.num_rows)
         return next(waiting, math.inf)
 
-    def find_page(self, stream: int, values_nbytes: int = 0) -> Page | None:
+    def find_page(self, stream: int, values_nbytes: int = 0, *, num_held: int = 0) -> Page | None:
         """Returns the page for the next row; None if there is no room for it.
 
         Args:
             stream: The stream of the row.
-            values_nbytes: Encoded size of its values. Values of any size fit into an empty buffer.
+            values_nbytes: Encoded size of its values. Values of any size fit if no room will be made for them: into an
+                empty buffer, and into one whose rows are all held.
+            num_held: Waiting rows that cannot be taken before other rows are put in.
         """
-        is_empty = self.num_waiting == self.num_under_way == 0
-        if values_nbytes and not is_empty and self.nbytes + values_nbytes > self._budget_bytes:
+        makes_room = self.num_waiting > num_held or self.num_under_way > 0
+        if values_nbytes and makes_room and self.nbytes + values_nbytes > self._budget_bytes:
             return None
         last = self._pages[-1] if self._pages else None
         if last is not None and last.num_rows < self.page_rows and last.stream == stream:
             return last
         more_bytes = self._page_bytes + self._values_nbytes + values_nbytes
-        if not self._free and self._num_slots * self._page_bytes + more_bytes > self._budget_bytes and not is_empty:
+        if not self._free and self._num_slots * self._page_bytes + more_bytes > self._budget_bytes and makes_room:
             return None
         if last is not None:
             last.is_closed = True

@@ -239,7 +239,7 @@ class RowSender:
     def _find_page(self, values_nbytes: int, timeout_s: float | None) -> Page:
         """Returns the page for the next row; waits for room."""
         self._check_open()
-        page = self._buffer.find_page(self._stream, values_nbytes)
+        page = self._look_for_page(values_nbytes)
         if page is None:
             self._num_blocked += 1
             deadline = begin_step(timeout_s)
@@ -247,11 +247,15 @@ class RowSender:
                 while page is None:
                     self._wake()
                     self._wait(deadline, "room for a row")
-                    page = self._buffer.find_page(self._stream, values_nbytes)
+                    page = self._look_for_page(values_nbytes)
             finally:
                 self._num_blocked -= 1
         self._page = page
         return page
+
+    def _look_for_page(self, values_nbytes: int) -> Page | None:
+        num_open = self.num_appended - self._num_complete  # only further rows complete their horizons
+        return self._buffer.find_page(self._stream, values_nbytes, num_held=num_open)
 
     def _end_trajectory(self) -> None:
         newest, self._newest = self._newest, None

@@ -67,7 +67,7 @@ class ReplayWriter:
         batch: Rows that are sent together; for a queue at most half of its ``max_size``.
         flush_s: Longest time that a row waits for others; None waits for full batches, ``flush`` and ``close``.
         max_bytes: Limit for the rows that wait and are under way, and the memory around them (600 bytes per leaf and
-            row).
+            row). Rows whose horizon is open are let in beyond it if nothing else can be sent.
         keys: Leaves and nested parts that the rows have; the others are written later with ``set_at_``. None: all.
         policy_version: Version of the table's policy that makes the rows appended from now on; see the property.
         n_step: Turns them into n-step rows. Rows whose horizon is open, at most n-1, are held back, also by ``flush``;

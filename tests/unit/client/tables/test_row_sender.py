@@ -205,6 +205,20 @@ def test_window_when_given_then_rows_leave_when_their_horizon_is_complete() -> N
     assert table.ends == [4]
 
 
+def test_window_when_values_of_rows_with_an_open_horizon_fill_the_memory_then_further_rows_are_let_in() -> None:
+    table = RecordingTable(
+        row(0, reward=torch.tensor(1.0), done=torch.tensor(False), next={"x": torch.tensor(1)}, t="")
+    )
+    subject = sender(table, batch=2, max_bytes=100_000, n_step=NStep(5, 0.5))
+    for number in range(8):
+        leaves = [torch.tensor(False), torch.tensor(number + 1), torch.tensor(1.0), torch.tensor(number)]
+        subject.put(leaves, [str(number)], 90_000, NO_PRIORITY, WAIT_S)
+    subject.flush(FOREVER)
+    assert table.numbers == [0, 1, 2, 3]
+    subject.close(FOREVER)
+    assert table.numbers == list(range(8))
+
+
 def transition(number: int, done: bool = False) -> Any:
     """A step whose observation is its number."""
     return row(number, reward=torch.tensor(1.0), done=torch.tensor(done), next={"x": torch.tensor(number + 1)})
