@@ -47,6 +47,15 @@ def test_wait_applied_when_all_confirm_then_returns_and_when_one_failed_then_an_
         receivers.wait_applied(["0", "1"], 2, 5.0)
 
 
+def test_wait_applied_when_one_acts_with_a_newer_version_then_returns(receivers: Receivers) -> None:
+    receivers.confirm("0", 2, "")
+    receivers.report("1", 3, 1.0, "")
+    receivers.wait_applied(["0", "1"], 2, 5.0)
+    receivers.report("1", 4, 1.0, "")
+    with pytest.raises(tdserve.DeadlineExceededError, match="version 5 of 'policy' in workers 1"):
+        receivers.wait_applied(["1"], 5, 0.1)
+
+
 def test_wait_applied_when_one_is_silent_then_the_error_names_it(receivers: Receivers) -> None:
     receivers.confirm("0", 1, "")
     with pytest.raises(tdserve.DeadlineExceededError, match="version 1 of 'policy' in workers 7"):
