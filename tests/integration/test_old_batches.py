@@ -9,6 +9,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.client.tables.extend_coalescer import ExtendCoalescer
+from tdserve.structure.tree import Spec
 
 pytestmark = pytest.mark.integration
 
@@ -68,6 +70,50 @@ def test_handle_when_its_table_was_made_anew_with_another_capacity_then_follows(
     assert 9 in anew[:]["number"].tolist()
     assert replay.capacity == capacity
     assert replay.extend(rows(*range(capacity + 1))).tolist().count(-1) == 1
+
+
+def test_handle_when_two_threads_follow_its_table_then_both_extends_are_stored_and_later_ones(
+    client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = create(client, name)
+    client.delete(name)
+    anew = client.create_replay(name, rows(0)[0], 8)
+    prepend, inner = Spec.prepend, list[Any]()
+
+    def prepend_late(spec: Spec, batch_size: tuple[int, ...]) -> Spec:
+        if batch_size == (8,) and not inner:  # the handle has a part of what it needs
+            inner.append(None)
+            inner.append(replay.extend(rows(7)))
+        return prepend(spec, batch_size)
+
+    monkeypatch.setattr(Spec, "prepend", prepend_late)
+    replay.extend(rows(8))
+    replay.extend(rows(9))
+    assert len(inner) == 2
+    assert sorted(anew[:]["number"].tolist()) == [7, 8, 9]
+
+
+def test_handle_when_it_follows_while_another_thread_prepares_to_extend_then_later_extends_are_stored(
+    client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client, name)
+    replay = client.replay(name)
+    client.delete(name)
+    anew = client.create_replay(name, rows(0)[0], 8)
+    anew.extend(rows(6))
+    make, has_followed = ExtendCoalescer.from_table, list[int]()
+
+    def make_late(*arguments: Any, **options: Any) -> Any:
+        made = make(*arguments, **options)
+        if not has_followed:
+            has_followed.append(len(replay.sample(1)))
+        return made
+
+    monkeypatch.setattr(ExtendCoalescer, "from_table", make_late)
+    for number in (7, 8):
+        replay.extend(rows(number))
+    assert has_followed
+    assert sorted(anew[:]["number"].tolist()) == [6, 7, 8]
 
 
 def test_handle_when_its_table_was_made_anew_for_other_rows_then_spec_mismatch(

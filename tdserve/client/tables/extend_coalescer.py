@@ -81,6 +81,11 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         self._opening: Future[control_pb2.Done] | None = None
         self._refused: list[ExtendPart] = []  # of a structure that the table had before; no other overtakes them
 
+    @property
+    def stored(self) -> Spec | None:
+        """Structure of the table for which it sends."""
+        return self._target.stored
+
     def follow(self, stored: Spec) -> None:
         """Goes on with the structure that the table has now."""
         self._target = replace(self._target, fingerprint=stored.fingerprint, stored=stored)

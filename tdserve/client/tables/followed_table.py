@@ -58,8 +58,8 @@ class FollowedTable(RowsByNumber):
         self._is_in_use = description.inserts > 0
         self._counts = LastCounts(description.num_rows, description.inserts)
         self._take_settings(description)
-        self.__dict__.pop("_coalescer", None)
         self._take_structure(description)
+        self.__dict__.pop("_coalescer", None)  # at last: another thread may make it at any moment
 
     def _take_settings(self, description: StoreDescription) -> bool:
         """Has the table's settings of now; returns whether samples have other columns by them."""
@@ -146,15 +146,26 @@ class FollowedTable(RowsByNumber):
         """
         found = self._client.catalog.describe_existing(self.name, deadline).check_kind(self._shown_kind)
         has_leaves = found.uid == self._uid and found.structure != self._structure
-        is_recreated = found.spec == self.spec and found.capacity != self.capacity
+        # The capacity of the structure, which comes last: another thread may be following the same table.
+        is_recreated = found.spec == self.spec and found.capacity != self._stored.num_rows
         if has_leaves:
             self._take_structure(found)
             self._coalescer.follow(self._stored)
         elif is_recreated:
             self._follow(found)
         elif found.spec == self.spec:
-            return self._take_settings(found)
+            has_changed = self._take_settings(found)
+            return self._drop_outdated_coalescer() or has_changed
         return has_leaves or is_recreated
+
+    def _drop_outdated_coalescer(self) -> bool:
+        """Drops what sends rows if it is for another table than this handle is: a thread may have begun to make it
+        before another one has followed. Returns whether it did."""
+        made: ExtendCoalescer | None = self.__dict__.get("_coalescer")
+        if made is None or made.stored is self._stored:
+            return False
+        self.__dict__.pop("_coalescer", None)
+        return True
 
     def _renew(self, query: Query, deadline: Deadline) -> Query | None:
         """Returns the query of a sample for a table that has changed; None if it is what it was."""
