@@ -39,6 +39,10 @@ EXIT_GRACE_S = 2.0
 DROP_TIMEOUT_S = 2.0
 """Limit for workers' reports that they have dropped a store; they take milliseconds, however many transfers go on."""
 
+MAX_DEATHS = 4
+"""Deaths of a worker in the middle of an order that must be done, after which it counts as the fault of the order: for
+example of a page that its disk has no room for. All but the first come while it has no other such order."""
+
 _NOT_STARTED = (OSError, CapacityError, PeerLostError, ClosedError)
 """Errors of a start for lack of descriptors, processes or memory, which may pass soon; or because the server ends."""
 
@@ -109,6 +113,7 @@ class DataWorker:
         self._socket: ControlSocket | None = None
         self._task: asyncio.Task[None] | None = None
         self._killing: asyncio.Future[None] | None = None
+        self._repeating = asyncio.Lock()
         self._is_stopping = self._has_started = False
 
     @property
@@ -181,20 +186,37 @@ class DataWorker:
         return future
 
     async def order_until_done(self, store: OpenedStore, order: worker_pb2.Order) -> None:
-        """Has an order on a store carried out, again after each death of the worker: for what must be done.
+        """Has an order on a store carried out, again after a death of the worker: for what must be done. Orders that
+        are repeated come one at a time, so that none is blamed for what another one does.
 
         Raises:
+            PeerLostError: The worker has died of it ``MAX_DEATHS`` times. Any part of it may be done.
             TDServeError: The worker reported a failure.
         """
+        if await self._try_order(store, order):
+            return
+        async with self._repeating:
+            for _ in range(MAX_DEATHS - 1):
+                if await self._try_order(store, order):
+                    return
+        raise self._make_lost_error(f"it died {MAX_DEATHS} times while it was to do the same for store {store.name!r}")
+
+    async def _try_order(self, store: OpenedStore, order: worker_pb2.Order) -> bool:
+        """Sends an order on a store as soon as the worker is up; returns False if it dies before it has reported."""
         body = getattr(order, order.WhichOneof("body") or "")
         while True:
             await self.ready.wait()
             body.store.CopyFrom(store.make_ref(self.known_specs))
+            reported = self.submit(order)
+            was_sent = not reported.done()
             try:
-                await self.submit(order)
-                return
+                await reported
             except PeerLostError:
+                if was_sent:
+                    return False
                 await asyncio.sleep(0)
+            else:
+                return True
 
     def _forget_specs(self) -> None:
         order = worker_pb2.Order()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from tdserve.base.deadline import Deadline
+from tdserve.base.errors import PeerLostError
 from tdserve.base.failpoints import reach
 from tdserve.messages.content import decode_paths
 from tdserve.messages.row_sets import RowSet
@@ -66,7 +67,11 @@ class InPlace:
                 await ensure_task()
             _check_wanted(session, request)
             if brings_values:
-                await store_values()
+                try:
+                    await store_values()
+                except PeerLostError:  # any part of it may be done
+                    has_values = True
+                    raise
                 has_values = True
             if not keys or store.spec.select(keys).tensors:
                 await client.let_write(

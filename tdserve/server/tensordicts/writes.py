@@ -16,7 +16,9 @@ from functools import partial
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
+    CorruptDataError,
     InvalidRequestError,
+    PeerLostError,
     RemoteProtocolError,
     StructureChangedError,
     TDServeError,
@@ -43,6 +45,7 @@ from tdserve.server.kinds.row_files import FILLED
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.packed_stores import PACKED_VERSION, make_content
 from tdserve.server.recovery.journal import JOURNAL, Journal
+from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.server.row_write_hold import (
     Check,
     RowDemands,
@@ -204,9 +207,11 @@ class Writes:
                     journal = Journal(session.client_id, request, done, asked, staging)
                     self._stores.db.put("pending", JOURNAL + store.record.uid.encode(), journal.to_bytes())
                     reach("overwrite.journalled")
-                await self._apply(store, journal, held)
-                if self._stores.db.owes:  # a restart may find the journal entry and apply it again
-                    self._staging.keep(staging)
+                try:
+                    await self._apply(store, journal, held)
+                finally:
+                    if self._stores.db.owes:  # a restart may find the journal entry and apply it again
+                        self._staging.keep(staging)
         return done
 
     async def write_in_place(
@@ -323,6 +328,11 @@ class Writes:
             body.staging = journal.staging
             await self._worker.order_until_done(store, applying)
             reach("overwrite.applied")
+        except PeerLostError as error:
+            lost = self._lose(store, journal, held, error)
+            if not is_repeated:  # else its caller does that
+                _log.error("a write to store %r is given up: %s", store.name, lost)
+            raise lost from error
         except TDServeError as error:
             failure = error  # for example no room for values: the tensors are untouched
         rewritten = store.lost.replace_written(held.rows, decode_paths(journal.asked.keys)) if failure is None else {}
@@ -337,6 +347,24 @@ class Writes:
         store.waiters.wake()
         if failure is not None:
             raise failure
+
+    def _lose(self, store: OpenedStore, journal: Journal, held: RowWriteHold, cause: PeerLostError) -> CorruptDataError:
+        """Gives up a write of which the worker dies each time: its rows are lost, like those that a loss of power has
+        damaged. Else each start of the server would begin with it. Returns the error for the caller."""
+        uid, keys = store.record.uid, tuple(decode_paths(journal.asked.keys))
+        numbers = [each.request for each in store.lost.overwrites if each.lock_name == POWER_LOSS]
+        overwrite = Overwrite(uid, POWER_LOSS, max(numbers, default=0) + 1, held.rows, keys)
+        with self._stores.db.begin_transaction(is_decided=True) as txn:
+            overwrite.save(txn)
+            txn.delete("pending", JOURNAL + uid.encode())
+        held.end()
+        self._stores.unfinished_writes.lose(store, overwrite)
+        store.waiters.wake()
+        where = store.record.adopted or str(store.folder)
+        actual = (
+            f"{cause}; the log names the cause, such as a full disk; the rows are lost until they are written again"
+        )
+        return CorruptDataError(path=where, expected="files that can be written", actual=actual)
 
     def _forget(self, store: OpenedStore, journal: Journal, changes: Mapping[bytes, bytes | None]) -> None:
         """Replaces the journal entry of an applied write with its answer, in one transaction with other recorded

@@ -6,15 +6,17 @@ import signal
 from itertools import accumulate
 
 import pytest
+import torch
+from tensordict import TensorDict
 
 from tdserve.base.errors import LocalProtocolError, PeerLostError
 from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.server import workers
 from tdserve.server.worker_processes import WorkerProcesses
-from tdserve.server.workers import DataWorker, compute_backoff_s
+from tdserve.server.workers import MAX_DEATHS, DataWorker, compute_backoff_s
 from tdserve.structure.tree import Node, Spec
 from tdserve.v1 import worker_pb2
-from tests.unit.server.world import Loop
+from tests.unit.server.world import Loop, World
 
 
 def discarding() -> worker_pb2.Order:
@@ -111,3 +113,41 @@ def test_stop_when_it_is_still_starting_then_reaped(run: Loop, processes: Worker
     for pid in filter(None, run(scenario())):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_order_when_it_must_be_done_and_the_worker_dies_of_it_then_repeated_alone_and_not_without_end(
+    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way, sent, together = set[int](), [0, 0], list[int]()
+
+    def submit(order: worker_pb2.Order) -> asyncio.Future[worker_pb2.Worked]:
+        number, loop = int(order.read_columns.compares), asyncio.get_running_loop()
+        under_way.add(number)
+        sent[number] += 1
+        together.append(len(under_way))
+        reported = loop.create_future()
+
+        def report() -> None:
+            under_way.discard(number)
+            if number or sent[number] == 1:  # the first one was only beside it
+                reported.set_exception(PeerLostError(peer="data worker 0", reason="it died"))
+            else:
+                reported.set_result(worker_pb2.Worked())
+
+        loop.call_later(0.001, report)
+        return reported
+
+    async def scenario() -> list[BaseException | None]:
+        store = await world.create("x", TensorDict({"a": torch.zeros(1)}, [1]))
+        orders = [
+            worker_pb2.Order(read_columns=worker_pb2.ReadColumns(compares=is_culprit)) for is_culprit in (False, True)
+        ]
+        monkeypatch.setattr(world.worker, "submit", submit)
+        doing = (world.worker.order_until_done(store, order) for order in orders)
+        return await asyncio.wait_for(asyncio.gather(*doing, return_exceptions=True), 20.0)
+
+    innocent, culprit = run(scenario())
+    assert innocent is None
+    assert isinstance(culprit, PeerLostError)
+    assert sent == [2, MAX_DEATHS]
+    assert together == [1, 2] + [1] * MAX_DEATHS

@@ -9,8 +9,10 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
+    CorruptDataError,
     InvalidRequestError,
     InvalidSpecError,
+    PeerLostError,
     RemoteProtocolError,
     SelectionError,
     SpecMismatchError,
@@ -25,9 +27,10 @@ from tdserve.messages.selection.selection import parse
 from tdserve.server.opened_store import OpenedStore
 from tdserve.server.recovery.journal import Journal
 from tdserve.server.sessions.long_list_file import LongListFile, place_lists
+from tdserve.server.workers import MAX_DEATHS
 from tdserve.store.spools import SpoolWriter
 from tdserve.structure.capture import capture
-from tdserve.v1 import content_pb2, control_pb2
+from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of, new_store
 
 TD = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "b": {"c": torch.zeros(4, 2)}}, [4])
@@ -195,6 +198,47 @@ def test_repair_when_killed_in_the_middle_of_an_apply_then_applied_and_its_retry
     assert again.content_version == 1
     assert world.answers.find_answer(client_id, 5) == control_pb2.Done(version=1).SerializeToString()
     assert world.db.scan("pending", b"apply:") == []
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_write_when_the_worker_dies_of_it_each_time_then_its_rows_are_lost_until_they_are_written_again(
+    world: World, run: Loop, store: OpenedStore, is_restarted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = writing(store, TensorDict({"a": torch.tensor([7, 8])}, [2]), slice(1, 3), ("a",))
+    if is_restarted:
+        journal = Journal(bytes(16), 5, control_pb2.Done(version=1), asked, "")
+        world.db.put("pending", b"apply:" + store.record.uid.encode(), journal.to_bytes())
+        world.reopen()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.worker, "submit", lose_order)
+        if is_restarted:
+            assert run(world.writes.repair()) == 0
+        else:
+            with pytest.raises(CorruptDataError, match=f"died {MAX_DEATHS} times"):
+                run(world.writes.write(world.session(), 1, asked))
+    assert world.db.scan("pending", b"apply:") == []
+    for _ in range(2):
+        store = run(open_store(world))
+        assert column(world, run, store, "a", [0, 3]) == [0, 0]
+        with pytest.raises(CorruptDataError, match="rows 1, 2"):
+            column(world, run, store, "a")
+        world.reopen()
+    store = run(open_store(world))
+    run(world.writes.write(world.session(), 2, writing(store, TensorDict({"a": torch.arange(4)}, [4]), (), ("a",))))
+    assert column(world, run, store, "a") == [0, 1, 2, 3]
+    assert world.db.scan("pending") == []
+
+
+async def open_store(world: World) -> OpenedStore:
+    """Opens the store on the event loop, on which its lost rows are waited for."""
+    return world.stores.get("x")
+
+
+def lose_order(_: worker_pb2.Order) -> asyncio.Future[worker_pb2.Worked]:
+    """What becomes of an order of which the worker dies."""
+    lost = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(lost.set_exception, PeerLostError(peer="data worker 0", reason="it died"))
+    return lost
 
 
 def test_repair_when_positions_had_come_ahead_then_they_are_there_after_a_crash(
