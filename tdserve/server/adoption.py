@@ -178,7 +178,7 @@ class Adoption:
 def _read_adopted(name: str, path: str, *, writable: bool) -> FoundFolder:
     """Reads the folder of a store. What reads a structure knows neither of the two, which the error has to name."""
     try:
-        return read_folder(path, writable=writable)
+        return read_folder(path, writable=writable, reserves=writable)
     except InvalidSpecError as error:
         raise InvalidSpecError(store=name, reason=f"in the folder {path}, {error.reason}") from error
 

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from tdserve.base.errors import CorruptDataError, InvalidSpecError, NotSupportedError
 from tdserve.store.faults import convert_os_error, convert_os_errors
+from tdserve.store.files import reserve_blocks
 from tdserve.store.format import NAMES_KEY, encode_key
 from tdserve.structure import codec
 from tdserve.structure.dtypes import ITEMSIZE
@@ -104,7 +105,7 @@ def has_meta(path: str) -> bool:
         os.close(fd)
 
 
-def read_folder(path: str, *, writable: bool) -> FoundFolder:
+def read_folder(path: str, *, writable: bool, reserves: bool = False) -> FoundFolder:
     """Reads the structure of a folder, and checks that all of its files can be opened.
 
     10,000 leaves take about 0.3 s, so a server does this off its event loop if it can.
@@ -112,6 +113,8 @@ def read_folder(path: str, *, writable: bool) -> FoundFolder:
     Args:
         path: Absolute.
         writable: Whether the files are to be written too.
+        reserves: Whether to reserve their room: a write to a page that is not there yet kills a process if the disk is
+            full.
 
     Raises:
         CorruptDataError: There is no such folder, or it is incomplete: the error names the leaf whose file is missing
@@ -120,12 +123,13 @@ def read_folder(path: str, *, writable: bool) -> FoundFolder:
             error says which, and why.
         InvalidSpecError: Its structure contradicts itself.
         InvalidRequestError: It may not be read.
+        CapacityError: There is no room for a file.
     """
     where = FilePath(path)
     fd = open_folder(path)
     try:
         status = os.fstat(fd)
-        reader = _FolderReader(os.O_RDWR if writable else os.O_RDONLY)
+        reader = _FolderReader(os.O_RDWR if writable else os.O_RDONLY, reserves=reserves)
         root = reader.read_entry(fd, where, (), (), ())
     finally:
         os.close(fd)
@@ -136,10 +140,12 @@ def read_folder(path: str, *, writable: bool) -> FoundFolder:
 
 
 class _FolderReader:
-    """One walk over one folder; ``access`` is the mode in which each file must open."""
+    """One walk over one folder; ``access`` is the mode in which each file must open, ``reserves`` as of
+    ``read_folder``."""
 
-    def __init__(self, access: int) -> None:
+    def __init__(self, access: int, *, reserves: bool) -> None:
         self._access = access
+        self._reserves = reserves
         self.files: dict[Path, FileName] = {}
         self.values: dict[Path, Any] = {}
 
@@ -236,6 +242,9 @@ class _FolderReader:
         if name is not None:
             with _open_below(fd, name, where / name, path, self._access) as file_fd:
                 check_size(file_fd, where / name, path, leaf)
+                if self._reserves:
+                    with convert_os_errors(where / name, asked=leaf.nbytes):
+                        reserve_blocks(file_fd, leaf.nbytes)
             self.files[path] = (*names, name)
         return leaf
 

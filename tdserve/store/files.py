@@ -1,11 +1,19 @@
-"""Syncs and replaces files."""
+"""Syncs and replaces files, and reserves their room."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 from pathlib import Path
 
 from tdserve.store.faults import convert_os_errors
+
+_KEEP_SIZE = 1
+"""FALLOC_FL_KEEP_SIZE of Linux."""
+
+_BLOCK_BYTES = 512
+"""Unit of ``st_blocks``."""
 
 _IN_MEMORY = ("tmpfs ", "ramfs ")
 
@@ -75,3 +83,25 @@ def is_in_memory(path: Path) -> bool:
         return False
     number = f"{os.major(device)}:{os.minor(device)}"
     return any(line.split()[2] == number and line.partition(" - ")[2].startswith(_IN_MEMORY) for line in lines)
+
+
+def reserve_blocks(fd: int, nbytes: int) -> None:
+    """Reserves the room of a file that somebody else has made and may be writing: its content and size stay.
+
+    Does nothing where the file system cannot do that. ``os.posix_fallocate`` writes into each block there, and so over
+    what others write.
+
+    Raises:
+        OSError: There is no room.
+    """
+    if os.fstat(fd).st_blocks * _BLOCK_BYTES >= nbytes:
+        return
+    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)  # off_t of every 64-bit Linux
+    while fallocate(fd, _KEEP_SIZE, 0, nbytes):
+        number = ctypes.get_errno()
+        if number in (errno.EOPNOTSUPP, errno.ENOSYS):
+            return
+        if number != errno.EINTR:
+            fault = OSError(number, os.strerror(number))
+            raise fault

@@ -289,3 +289,13 @@ def test_adopt_when_a_folder_is_named_like_the_rows_of_a_store_then_served(
         path.write_bytes(bytes(8192 if file == "other" else 0))
     adopt(world, run, rows)
     assert world.stores.get("x").record.num_rows == 4
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_adopt_when_a_file_has_holes_then_its_room_is_reserved_unless_read_only(
+    world: World, run: Loop, tmp_path: Path, read_only: bool
+) -> None:
+    TensorDict({"a": torch.zeros(100_000)}, [100_000]).memmap_like(tmp_path / "data")
+    adopt(world, run, tmp_path / "data", read_only=read_only)
+    nbytes = (tmp_path / "data" / "a.memmap").stat().st_blocks * 512
+    assert (nbytes >= 400_000) is not read_only

@@ -12,7 +12,14 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
 
-from tdserve.base.errors import CorruptDataError, InvalidRequestError, InvalidSpecError, NotSupportedError, TDServeError
+from tdserve.base.errors import (
+    CapacityError,
+    CorruptDataError,
+    InvalidRequestError,
+    InvalidSpecError,
+    NotSupportedError,
+    TDServeError,
+)
 from tdserve.store.adoptable import has_meta, open_folder, read_folder
 from tdserve.structure.capture import capture
 
@@ -85,6 +92,26 @@ def test_folder_when_its_keys_are_spelled_as_before_then_found(tmp_path: Path) -
     td.memmap(tmp_path / "f", robust_key=False)
     found = read_folder(str(tmp_path / "f"), writable=True)
     assert found.files == {("a b",): ("a b.memmap",), ("c%", "x y"): ("c%", "x y.memmap")}
+
+
+def test_folder_when_its_files_have_holes_then_their_room_is_reserved_and_nothing_else_changes(tmp_path: Path) -> None:
+    file = tmp_path / "f" / "a.memmap"
+    TensorDict({"a": torch.zeros(100_000)}, [100_000]).memmap_like(tmp_path / "f")
+    with open(file, "r+b") as opened:
+        opened.write(b"content")
+    before = file.read_bytes()
+    read_folder(str(tmp_path / "f"), writable=True)
+    assert file.stat().st_blocks * 512 < 400_000
+    for _ in range(2):
+        read_folder(str(tmp_path / "f"), writable=True, reserves=True)
+        assert file.stat().st_blocks * 512 >= 400_000
+    assert file.read_bytes() == before
+
+
+def test_folder_when_its_disk_has_no_room_for_its_files_then_error_that_names_one(small_disk: Path) -> None:
+    TensorDict({"a": torch.zeros(2 << 20)}, [2 << 20]).memmap_like(small_disk / "f")
+    with pytest.raises(CapacityError, match=f"{small_disk}/f/a.memmap.*asked {8 << 20}"):
+        read_folder(str(small_disk / "f"), writable=True, reserves=True)
 
 
 def test_folder_when_float8_lies_there_then_carried_though_tensordict_cannot_read_it(tmp_path: Path) -> None:
