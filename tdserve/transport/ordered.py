@@ -9,7 +9,7 @@ Small messages use a channel with tags. Both ends agree on every length, and so 
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -22,6 +22,7 @@ import torch
 from tdserve.base.errors import DeadlineExceededError, LocalProtocolError, PeerLostError, TDServeError
 from tdserve.transport.channel import Channel, PerMessage, Work
 from tdserve.transport.message_channel import MessageChannel
+from tdserve.transport.tag_queues import TagQueues
 
 LARGE_BYTES = 256 * 1024
 """Smallest message for the wire: from here on it gains more than the leader's note costs, some 50 microseconds."""
@@ -127,8 +128,8 @@ class OrderedChannel:
         self._is_leader = is_leader
         self._changed = Condition()
         self._lost: PeerLostError | None = None
-        self._mine: dict[_Key, deque[_Large]] = defaultdict(deque)  # posted here, not at the other end
-        self._theirs: dict[_Key, deque[int]] = defaultdict(deque)  # the reverse, at the leader: lengths
+        self._mine: TagQueues[_Large] = TagQueues()  # posted here, not at the other end; by direction and tag
+        self._theirs: TagQueues[int] = TagQueues()  # the reverse, at the leader: lengths
         self._next: SimpleQueue[_Large | None] = SimpleQueue()
         self._mover = Thread(target=self._move_all, name=f"tdserve-{transport}-{peer}", daemon=True)
         self._mail = MessageChannel(
@@ -208,10 +209,11 @@ class OrderedChannel:
             with self._changed:
                 if self._lost is not None:
                     raise self._lost
-                if self._is_leader and self._theirs[op.key]:
-                    self._meet(op, self._theirs[op.key].popleft())
+                nbytes = self._theirs.take(op.key) if self._is_leader else None
+                if nbytes is not None:
+                    self._meet(op, nbytes)
                 else:
-                    self._mine[op.key].append(op)
+                    self._mine.put(op.key, op)
         except LocalProtocolError as error:
             self._lose(str(error.fields["reason"]))
             raise
@@ -230,11 +232,11 @@ class OrderedChannel:
         """Handles a note: at the leader, what the other end has posted; at the other end, what moves next."""
         direction, tag, nbytes = _NOTE.unpack(note)
         with self._changed:
-            posted = self._mine[direction, tag]
-            if posted:
-                self._meet(posted.popleft(), nbytes)
+            posted = self._mine.take((direction, tag))
+            if posted is not None:
+                self._meet(posted, nbytes)
             elif self._is_leader:
-                self._theirs[direction, tag].append(nbytes)
+                self._theirs.put((direction, tag), nbytes)
             else:
                 raise LocalProtocolError(reason=f"the other end moves {nbytes} bytes that were not posted")
 

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 _Entry = TypeVar("_Entry")
 
 
 class TagQueues(Generic[_Entry]):
-    """Queues by tag. Threads: one at a time."""
+    """Queues by tag, or by whatever tells messages apart. Threads: one at a time."""
 
     def __init__(self) -> None:
-        self._queues: dict[int, deque[_Entry]] = {}
+        self._queues: dict[Hashable, deque[_Entry]] = {}
 
     def __len__(self) -> int:
         """Returns the number of tags with entries."""
         return len(self._queues)
 
-    def put(self, tag: int, entry: _Entry) -> None:
+    def put(self, tag: Hashable, entry: _Entry) -> None:
         """Adds an entry behind those of its tag."""
         self._queues.setdefault(tag, deque()).append(entry)
 
-    def take(self, tag: int) -> _Entry | None:
+    def take(self, tag: Hashable) -> _Entry | None:
         """Removes the first entry of a tag and returns it; None if there is none."""
         queue = self._queues.get(tag)
         if queue is None:
@@ -32,7 +33,7 @@ class TagQueues(Generic[_Entry]):
             del self._queues[tag]
         return entry
 
-    def find_last(self, tag: int) -> _Entry | None:
+    def find_last(self, tag: Hashable) -> _Entry | None:
         """Returns the last entry of a tag; None if there is none."""
         queue = self._queues.get(tag)
         return None if queue is None else queue[-1]

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import gc
+from collections import deque
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -54,6 +57,23 @@ def test_large_message_when_not_taken_then_others_pass_by(ends: Ends) -> None:
     for work in (ends[1].recv(taken, 1), waiting):
         work.wait(TIMEOUT_S)
     assert torch.equal(taken, content(LARGE_BYTES))
+
+
+@pytest.mark.parametrize("sender", [0, 1])
+@pytest.mark.parametrize("is_sent_first", [False, True])
+def test_large_messages_when_over_then_no_queue_of_their_tags_stays(
+    ends: Ends, sender: int, is_sent_first: bool
+) -> None:
+    def move(tags: range) -> int:
+        sent, received = content(LARGE_BYTES), torch.zeros(LARGE_BYTES, dtype=torch.uint8)
+        for tag in tags:
+            posts = [partial(ends[sender].send, sent, tag), partial(ends[1 - sender].recv, received, tag)]
+            for work in [post() for post in (posts if is_sent_first else reversed(posts))]:
+                work.wait(TIMEOUT_S)
+        return sum(isinstance(each, deque) for each in gc.get_objects())
+
+    before = move(range(5))
+    assert move(range(100, 140)) < before + 20
 
 
 @pytest.mark.parametrize("first", [0, 1])
