@@ -192,6 +192,12 @@ class OpenedStore:
         if not self.is_of_kind(number):
             raise self.make_kind_error(MEANT_NAMES.get(number, "later"))
 
+    def check_capacity(self, capacity: int) -> None:
+        """Raises StructureChangedError if a request means a table of another capacity, on which the numbers of the rows
+        depend of a table that several servers share; 0 means any."""
+        if capacity and capacity != self.record.capacity:
+            raise self.make_older_store_error()
+
     def make_older_store_error(self) -> StructureChangedError:
         """Returns the error for a client with the structure or capacity that it, or an earlier store of this name,
         had."""

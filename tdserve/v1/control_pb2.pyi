@@ -478,7 +478,7 @@ class Claimed(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., num: _Optional[int] = ..., abandons: bool = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "asks_mass", "is_plain", "replaces_torn", "priorities_of", "sequences_of", "share", "policy_news", "whole_rows", "awaits_done", "lease_s", "min_rows", "added", "kind")
+    __slots__ = ("store", "num_rows", "num_batches", "timeout_s", "fingerprint", "message_nbytes", "require", "consumer", "group_by", "group_size", "accepts_partial", "is_lease", "max_lag", "asks_newest", "asks_counts", "asks_mass", "is_plain", "replaces_torn", "priorities_of", "sequences_of", "share", "policy_news", "whole_rows", "awaits_done", "lease_s", "min_rows", "added", "kind", "capacity")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -507,6 +507,7 @@ class SampleRequest(_message.Message):
     MIN_ROWS_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
     store: str
     num_rows: int
     num_batches: int
@@ -535,7 +536,8 @@ class SampleRequest(_message.Message):
     min_rows: int
     added: int
     kind: StoreKind
-    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., asks_mass: bool = ..., is_plain: bool = ..., replaces_torn: bool = ..., priorities_of: _Optional[bytes] = ..., sequences_of: _Optional[bytes] = ..., share: _Optional[_Union[RankShare, _Mapping]] = ..., policy_news: _Optional[_Union[PolicyNews, _Mapping]] = ..., whole_rows: _Optional[int] = ..., awaits_done: bool = ..., lease_s: _Optional[float] = ..., min_rows: _Optional[int] = ..., added: _Optional[int] = ..., kind: _Optional[_Union[StoreKind, str]] = ...) -> None: ...
+    capacity: int
+    def __init__(self, store: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_batches: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., message_nbytes: _Optional[_Iterable[int]] = ..., require: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., consumer: _Optional[str] = ..., group_by: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., group_size: _Optional[int] = ..., accepts_partial: bool = ..., is_lease: bool = ..., max_lag: _Optional[int] = ..., asks_newest: bool = ..., asks_counts: bool = ..., asks_mass: bool = ..., is_plain: bool = ..., replaces_torn: bool = ..., priorities_of: _Optional[bytes] = ..., sequences_of: _Optional[bytes] = ..., share: _Optional[_Union[RankShare, _Mapping]] = ..., policy_news: _Optional[_Union[PolicyNews, _Mapping]] = ..., whole_rows: _Optional[int] = ..., awaits_done: bool = ..., lease_s: _Optional[float] = ..., min_rows: _Optional[int] = ..., added: _Optional[int] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., capacity: _Optional[int] = ...) -> None: ...
 
 class RankShare(_message.Message):
     __slots__ = ("rank", "world_size", "step", "balance", "run")
@@ -552,7 +554,7 @@ class RankShare(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., step: _Optional[int] = ..., balance: _Optional[_Union[_content_pb2.Path, _Mapping]] = ..., run: _Optional[str] = ...) -> None: ...
 
 class ChangeRequest(_message.Message):
-    __slots__ = ("store", "timeout_s", "priorities", "delete", "clear", "limiter", "close", "acknowledge", "give_back", "renew", "sampler", "forget_draws", "resets_counts", "delete_generations", "kind")
+    __slots__ = ("store", "timeout_s", "priorities", "delete", "clear", "limiter", "close", "acknowledge", "give_back", "renew", "sampler", "forget_draws", "resets_counts", "delete_generations", "kind", "capacity")
     STORE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
@@ -568,6 +570,7 @@ class ChangeRequest(_message.Message):
     RESETS_COUNTS_FIELD_NUMBER: _ClassVar[int]
     DELETE_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
     store: str
     timeout_s: float
     priorities: Priorities
@@ -583,7 +586,8 @@ class ChangeRequest(_message.Message):
     resets_counts: bool
     delete_generations: RowColumn
     kind: StoreKind
-    def __init__(self, store: _Optional[str] = ..., timeout_s: _Optional[float] = ..., priorities: _Optional[_Union[Priorities, _Mapping]] = ..., delete: _Optional[_Union[Rows, _Mapping]] = ..., clear: bool = ..., limiter: _Optional[str] = ..., close: bool = ..., acknowledge: _Optional[_Union[Leased, _Mapping]] = ..., give_back: _Optional[_Union[Leased, _Mapping]] = ..., renew: _Optional[_Union[Leased, _Mapping]] = ..., sampler: _Optional[str] = ..., forget_draws: bool = ..., resets_counts: bool = ..., delete_generations: _Optional[_Union[RowColumn, _Mapping]] = ..., kind: _Optional[_Union[StoreKind, str]] = ...) -> None: ...
+    capacity: int
+    def __init__(self, store: _Optional[str] = ..., timeout_s: _Optional[float] = ..., priorities: _Optional[_Union[Priorities, _Mapping]] = ..., delete: _Optional[_Union[Rows, _Mapping]] = ..., clear: bool = ..., limiter: _Optional[str] = ..., close: bool = ..., acknowledge: _Optional[_Union[Leased, _Mapping]] = ..., give_back: _Optional[_Union[Leased, _Mapping]] = ..., renew: _Optional[_Union[Leased, _Mapping]] = ..., sampler: _Optional[str] = ..., forget_draws: bool = ..., resets_counts: bool = ..., delete_generations: _Optional[_Union[RowColumn, _Mapping]] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., capacity: _Optional[int] = ...) -> None: ...
 
 class Rows(_message.Message):
     __slots__ = ("data", "nbytes_ahead", "file", "offset")

@@ -25,6 +25,7 @@ from tdserve.client.datasets.dataset import add_index, check_index_free, iter_ro
 from tdserve.client.datasets.epoch_batches import EpochBatches, plan_epoch
 from tdserve.client.handles.coerce import coerce_value
 from tdserve.client.handles.key_paths import to_path
+from tdserve.client.session.description import StoreDescription
 from tdserve.rules.placement import PlacementRecord, name_part
 from tdserve.structure.array_views import to_arrays
 from tdserve.structure.nodes import Entry, TensorLeaf
@@ -74,6 +75,29 @@ class ShardedDataset(ShardedStore):
         super().__init__(cluster, name, placement, deadline=deadline)
         self.bounds = _compute_bounds(placement)
         self.spec = self._first.spec
+
+    def _fits(self, shard: int, part: StoreDescription) -> bool:
+        return self._has_rows(shard, part.batch_size)
+
+    def _has_rows(self, shard: int, batch_size: Sequence[int]) -> bool:
+        return batch_size[:1] == (self.bounds[shard + 1] - self.bounds[shard],)
+
+    def ask_part(self, shard: int, call: Callable[[Any], Any], deadline: Deadline | None = None) -> Any:
+        """Calls a part; see ``ShardedStore.ask_part``. A handle of a part follows a store that was made anew, and what
+        has read rows of one with others is not returned."""
+
+        def call_checked(part: Any) -> Any:
+            self._check_rows(shard, part)
+            try:
+                return call(part)
+            finally:
+                self._check_rows(shard, part)
+
+        return super().ask_part(shard, call_checked, deadline)
+
+    def _check_rows(self, shard: int, part: Any) -> None:
+        if not self._has_rows(shard, part.spec.batch_size):
+            raise self._make_anew_error()
 
     @property
     def batch_size(self) -> torch.Size:

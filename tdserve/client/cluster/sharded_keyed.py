@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, TDServeError, UnansweredPopError
+from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, TDServeError, UnansweredPopError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_creation import create_parts
@@ -19,8 +19,10 @@ from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.kv.entry_mapping import EntryMapping
 from tdserve.client.kv.filled_places import check_out, fill_out
 from tdserve.client.kv.key_arguments import encode_key, encode_keys, list_keys, list_versions
+from tdserve.client.kv.new_store import create_keyed
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.call_traces import gather_spans
+from tdserve.client.session.description import StoreDescription
 from tdserve.rules.kv.entry_changes import make_missing_error
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.rules.placement import PlacementRecord, hash_to_shard, name_part
@@ -42,7 +44,16 @@ def create_sharded_keyed(
     part_bytes = None if max_bytes is None else -(-max_bytes // len(servers))
 
     def create_part(shard: int, client: Client) -> None:
-        client.create_kv(name_part(name, shard), like, part_bytes, eviction, ttl_s, exists_ok=True)
+        create_keyed(
+            client,
+            name_part(name, shard),
+            like,
+            max_bytes=part_bytes,
+            eviction=eviction,
+            ttl_s=ttl_s,
+            exists_ok=True,
+            num_shards=len(servers),
+        )
 
     create_parts(cluster, name, placement, create_part, exists_ok=exists_ok)
 
@@ -77,6 +88,9 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         super().__init__(cluster, name, placement, deadline=deadline)
         self.spec = self._first.spec
         self.settings = KeyedSettings.from_json(self._first.settings)
+
+    def _fits(self, shard: int, part: StoreDescription) -> bool:
+        return KeyedSettings.from_json(part.settings).num_shards in (0, self.num_shards)  # 0: of an older client
 
     def _find_shard(self, key: Any) -> int:
         return hash_to_shard(encode_key(key), self.num_shards)
@@ -190,7 +204,14 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         expected = None if if_version is None else list_versions(if_version, len(names))
 
         def delete(part: Any, some: list[str], where: list[int]) -> int:
-            return int(part.delete(some, _choose_versions(expected, where), missing_ok=missing_ok))
+            try:
+                num_deleted = int(part.delete(some, _choose_versions(expected, where), missing_ok=missing_ok))
+            except KeyNotFoundError:
+                part.versions(some)
+                raise
+            if num_deleted < len({*some}):  # a removal names no structure, and other shards may have these keys now
+                part.versions(some)
+            return num_deleted
 
         return sum(self._ask_owners(names, delete, deadline, done="deleted").values()) if names else 0
 

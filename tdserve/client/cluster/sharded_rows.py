@@ -14,6 +14,7 @@ from tensordict import TensorDict, is_leaf_nontensor
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, SelectionError, TDServeError
+from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_errors import convert_part_errors
 from tdserve.client.cluster.sharded_store import ShardedStore
@@ -23,6 +24,7 @@ from tdserve.client.content.row_choice import choose_rows
 from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.session.call_conditions import may_repeat
 from tdserve.client.session.call_deadline import within
+from tdserve.client.session.description import StoreDescription
 from tdserve.client.tables.change_requests import is_batch, spread_generations, to_row_numbers
 from tdserve.client.tables.rows_by_number import get_keys
 from tdserve.client.tables.shaped_rows import check_row_index, shape_rows
@@ -50,8 +52,16 @@ class ShardedRows(ShardedStore):
 
     def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
         super().__init__(cluster, name, placement, deadline=deadline)
-        self.part_capacity = self._first.capacity
+        self.part_capacity = placement.part_capacity
         self.capacity = self.part_capacity * self.num_shards
+
+    def _fits(self, shard: int, part: StoreDescription) -> bool:
+        return part.capacity == self.part_capacity
+
+    def _open_part(self, shard: int, client: Client, found: StoreDescription) -> Any:
+        handle = super()._open_part(shard, client, found)
+        handle.is_part = True
+        return handle
 
     def __len__(self) -> int:
         """Returns the number of live rows of all shards that answer."""

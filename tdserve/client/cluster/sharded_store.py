@@ -14,7 +14,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     DeadlineExceededError,
     ShardLostError,
-    StoreMovedError,
+    SpecMismatchError,
     StoreNotFoundError,
     TDServeError,
     TransportError,
@@ -24,15 +24,14 @@ from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.directory import compute_look_s
 from tdserve.client.cluster.lost_parts import LOOK_AGAIN_S
 from tdserve.client.cluster.part_errors import convert_part_errors, merge_failures, note_elsewhere
+from tdserve.client.cluster.shared_parts import SharedParts
 from tdserve.client.cluster.sums import add_up_parts
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.by_address import get_process_client
 from tdserve.client.session.call_conditions import is_passing
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.description import StoreDescription
-from tdserve.client.session.reach import reach_within
-from tdserve.messages.store_kinds import make_kind_error
-from tdserve.rules.lost_servers import PROBE_INTERVAL_S, PROBE_TIMEOUT_S, REACH_S
+from tdserve.rules.lost_servers import PROBE_INTERVAL_S, REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part
 from tdserve.structure.tree import Path
 
@@ -41,8 +40,11 @@ _log = logging.getLogger("tdserve.client")
 
 
 @leave_modes_in_calls
-class ShardedStore:
+class ShardedStore(SharedParts):
     """A store that several servers share, each a part, which is an ordinary store of its own there.
+
+    A handle keeps to one division of rows or keys among the parts. If the store was made anew with another one, it
+    raises WrongStateError, and reads and changes nothing.
 
     Threads: safe. Pickled by address; a forked child uses connections of its own.
 
@@ -54,13 +56,7 @@ class ShardedStore:
     """
 
     def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
-        self._cluster = cluster
-        self.name = name
-        self.placement = placement
-        self._handles: dict[int, tuple[Client, Any]] = {}
-        self._uids: dict[int, str] = {}
-        self._lost_parts = cluster.get_lost_parts(name)
-        self._is_short = False
+        super().__init__(cluster, name, placement)
         self._first = self._describe_any(deadline)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -68,11 +64,6 @@ class ShardedStore:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} over {self.num_shards} servers of {self._cluster.address}>"
-
-    @property
-    def num_shards(self) -> int:
-        """Number of parts."""
-        return self.placement.num_shards
 
     @property
     def is_degraded(self) -> bool:
@@ -83,156 +74,7 @@ class ShardedStore:
         """Returns the shards that are left out of calls now; see ``is_degraded``."""
         return sorted(set(range(self.num_shards)) - set(self.list_live()))
 
-    # ------------------------------------------------------------ parts
-
-    def make_deadline(self, timeout_s: float | None) -> Deadline:
-        """Returns the deadline of a call; None is the client's default, or the call of which this thread makes a
-        step."""
-        return self._cluster.make_deadline(timeout_s)
-
-    def get_first_row(self, shard: int) -> int:
-        """Returns the number of a part's first row in the whole store; 0 where rows have no numbers."""
-        return 0
-
-    def get_part(self, shard: int) -> Any:
-        """Returns the handle of a part, as a step of this thread's call.
-
-        Raises:
-            ConnectError: Its server has no address now, or does not answer.
-            ShardLostError: Its server has no such part.
-        """
-        client = self._cluster.members.get(self.placement.servers[shard])
-        kept = self._handles.get(shard)
-        if kept is not None and kept[0] is client:
-            return kept[1]
-        try:
-            found = client.catalog.find(name_part(self.name, shard))
-        except StoreMovedError as moved:  # or is being moved
-            return self._open_moved(shard, client, moved)
-        if found is None:
-            self._check_exists()
-            place = self._cluster.directory.find_again(name_part(self.name, shard))
-            if place is not None and place.server != self.placement.servers[shard]:
-                return self._open_at(shard, place.server, client)
-            found = self._wait_for_part(shard, client)
-        handle = client.open_handle(self._check_kind(found))
-        self._lost_parts.note_found(shard)
-        self._handles[shard], self._uids[shard] = (client, handle), found.uid
-        return handle
-
-    def _check_exists(self) -> None:
-        """Raises StoreNotFoundError if the store was deleted, and WrongStateError if its name means a store of a single
-        server now, as far as the server with its record answers."""
-        directory = self._cluster.directory
-        with suppress(TransportError):
-            found = self._find_by_name()
-            if found is None:
-                directory.forget(self.name)  # the record may be lost, too, and there are copies
-                if directory.find(self.name).placement is not None:
-                    return
-                found = self._find_by_name()  # another server may have a store of this name
-            if found is None:
-                raise StoreNotFoundError(name=self.name)
-            if found.kind != "placement":
-                directory.forget(self.name)
-                wanted = f"shared {self._first.shown_kind}"
-                raise make_kind_error(self.name, found.shown_kind, wanted=wanted, is_unshared=True)
-
-    def _find_by_name(self) -> StoreDescription | None:
-        """Describes what has the store's name: the record of it, or another store; None if nothing has."""
-        directory = self._cluster.directory
-        client = self._cluster.members.get(directory.find(self.name).server)
-        try:
-            return client.catalog.find(self.name)
-        except StoreMovedError as moved:  # a store of a single server
-            return self._cluster.members.get(directory.find_moved(moved).server).catalog.find(self.name)
-
-    def _wait_for_part(self, shard: int, client: Client) -> StoreDescription:
-        """Describes a part that is not there: it is being created, or lost."""
-        wait_s = self.make_deadline(None).limit(math.inf)
-        found = self._lost_parts.wait(shard, partial(client.catalog.find, name_part(self.name, shard)), wait_s)
-        if found is None:
-            self._check_exists()
-            server = self.placement.servers[shard]
-            raise ShardLostError(name=self.name, shard=shard, server=server, address=client.address)
-        return found
-
-    def _reopen_part(self, shard: int) -> Any | None:
-        """Returns the handle of a part that its server did not have any more, once it is there again; None if another
-        store has its name now.
-
-        Raises:
-            ShardLostError, StoreNotFoundError: The part, or the store, is not there.
-        """
-        before = self._handles.pop(shard, None)
-        handle = self.get_part(shard)
-        if self._is_the_same(shard):
-            return handle
-        if before is not None:
-            self._handles[shard] = before
-        return None
-
-    def _is_the_same(self, shard: int) -> bool:
-        """Returns whether another part is the one that this handle has opened: then the store was not made anew."""
-        for other, uid in list(self._uids.items()):
-            if other != shard:
-                with suppress(TDServeError):
-                    found = self._look(other)
-                    if found is not None and found.uid == uid:
-                        return True
-        return False
-
-    def _probe(self, shard: int) -> StoreDescription | None:
-        """Looks for a lost part, in a moment: the call goes on without it."""
-        with within(Deadline.after(PROBE_TIMEOUT_S)):
-            return self._look(shard)
-
-    def _look(self, shard: int) -> StoreDescription | None:
-        with reach_within(REACH_S):
-            return self._cluster.members.get(self.placement.servers[shard]).catalog.find(name_part(self.name, shard))
-
-    def forget_part(self, shard: int) -> None:
-        """Opens a part anew when it is needed next: it was not there."""
-        self._handles.pop(shard, None)
-
-    def _open_moved(self, shard: int, before: Client, moved: StoreMovedError) -> Any:
-        """Returns the handle of a part that is at another server than was known."""
-        self._read_placement()
-        if self._cluster.members.get(self.placement.servers[shard]) is not before:
-            return self.get_part(shard)
-        return self._open_at(shard, self._cluster.directory.find_moved(moved).server, before)
-
-    def _open_at(self, shard: int, server: int, before: Client) -> Any:
-        """Returns the handle of a part that a server has, and not the one of another client."""
-        if server not in self.placement.servers:
-            self.placement = self.placement.replace_server(shard, server)
-            return self.get_part(shard)
-        # Another part is there as well, until one of them moves on: this one stays counted to the server that it left.
-        there = self._cluster.members.get(server)
-        handle = there.open_handle(self._check_kind(there.describe(name_part(self.name, shard), timeout_s=None)))
-        self._handles[shard] = (before, handle)
-        return handle
-
-    def _read_placement(self) -> None:
-        """Reads where the parts are: one may have moved before its server was lost."""
-        self._cluster.directory.forget(self.name)
-        with suppress(TransportError):
-            placement = self._cluster.directory.find(self.name).placement
-            if placement is not None and placement.num_shards == self.num_shards:
-                self.placement = placement
-
-    def is_away(self, shard: int) -> bool:
-        """Returns whether the server of a shard did not answer when it was last asked."""
-        return self.placement.servers[shard] in self._cluster.members.lost
-
-    def list_live(self) -> list[int]:
-        """Returns the shards whose servers answered when they were last asked, and have them."""
-        members, servers = self._cluster.members, self.placement.servers
-        return [
-            shard
-            for shard in range(self.num_shards)
-            if not members.is_lost(servers[shard]) and not self._lost_parts.is_lost(shard, partial(self._probe, shard))
-        ]
+    # ------------------------------------------------------------ calls
 
     def ask_parts(
         self, shards: Iterable[int], call: Callable[[int, Any], _Result], *, deadline: Deadline | None = None
@@ -307,12 +149,6 @@ class ShardedStore:
             self._find_moved_parts()
         return results, failures
 
-    def note_unreached(self, shard: int, failure: TransportError) -> None:
-        """Takes note of the server that a call for a part has not reached: if not the known one, the part is there."""
-        lost = self._cluster.members.note_unreached(self.placement.servers[shard], failure)
-        if lost not in self.placement.servers:
-            self.placement = self.placement.replace_server(shard, lost)
-
     def ask_each(
         self,
         shards: Collection[int],
@@ -363,6 +199,9 @@ class ShardedStore:
                 again = self._reopen_part(shard)
                 if again is None:
                     raise
+            except SpecMismatchError:
+                self._check_exists()  # perhaps it was made anew
+                raise
             return call(again)
 
     def list_part_keys(
@@ -372,13 +211,6 @@ class ShardedStore:
         return self.ask_any(
             lambda client, part: client.keys(part, include_nested, leaves_only, sort=sort), deadline=deadline
         )
-
-    def _find_moved_parts(self) -> None:
-        """Reads where the parts are when servers of them turn out to be lost, once until all answer again."""
-        is_short = not set(self._cluster.members.lost).isdisjoint(self.placement.servers)
-        if is_short and not self._is_short:
-            self._read_placement()
-        self._is_short = is_short
 
     def note_left_out(self) -> None:
         """Logs shards without which a call goes on, once, and reports to the servers whether there are any."""
@@ -466,11 +298,10 @@ class ShardedStore:
 
     def _describe_part(self, shard: int) -> StoreDescription:
         client = self._cluster.members.get(self.placement.servers[shard])
-        return self._check_kind(client.describe(name_part(self.name, shard)))
-
-    def _check_kind(self, part: StoreDescription) -> StoreDescription:
-        with convert_part_errors(self.name):
-            return part.check_kind(self._first.shown_kind)
+        found = self._check_kind(client.describe(name_part(self.name, shard)))
+        if not self._fits(shard, found):
+            raise self._make_anew_error()
+        return found
 
     def info(self) -> dict[str, Any]:
         """Returns figures of the store, as of a store of one server; ``"shards"`` lists those of the parts, None for

@@ -31,8 +31,13 @@ def create_keyed(
     eviction: Eviction,
     ttl_s: float | None,
     exists_ok: bool,
+    num_shards: int = 0,
 ) -> StoreDescription:
-    """Creates a keyed store; arguments and errors as of ``Client.create_kv``."""
+    """Creates a keyed store; other arguments and errors as of ``Client.create_kv``.
+
+    Args:
+        num_shards: Of a part of a shared store: number of all parts.
+    """
     if isinstance(like, np.ndarray):
         like = read_array(like, store=name)
     kind: Like = "any" if like is None else "tensor" if isinstance(like, torch.Tensor) else "tensordict"
@@ -45,7 +50,7 @@ def create_keyed(
             raise InvalidRequestError(
                 argument=argument, reason=f"{limit!r} is not a number above 0; None means no limit"
             )
-    settings = KeyedSettings(kind, max_bytes or 0, eviction, float(ttl_s or 0.0))
+    settings = KeyedSettings(kind, max_bytes or 0, eviction, float(ttl_s or 0.0), num_shards)
     entry = TensorDict({}, []) if like is None else wrap_tensor(like) if kind == "tensor" else like
     captured = to_structure_capture(
         capture(entry, store=check_store_name(name), allow_pickle=client.allow_pickle, takes_structure=True)

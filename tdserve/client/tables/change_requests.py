@@ -48,20 +48,25 @@ def change_priorities(
     messages: Sequence[control_pb2.Priorities],
     *,
     kind: control_pb2.StoreKind,
+    capacity: int = 0,
 ) -> int:
     """Changes the priorities of rows; returns how many of them were skipped.
 
     Args:
         kind: As of ``change``.
+        capacity: As of ``ChangeRequest``.
         messages: From ``encode_priorities``. All of them are checked before the first one changes anything.
     """
     if len(messages) > 1:
         for message in messages:
             message.checks_only = True
-            change(client, name, deadline, kind=kind, priorities=message)
+            change(client, name, deadline, kind=kind, capacity=capacity, priorities=message)
         for message in messages:
             message.checks_only, message.is_checked = False, True
-    return sum(change(client, name, deadline, kind=kind, priorities=message).num_skipped for message in messages)
+    return sum(
+        change(client, name, deadline, kind=kind, capacity=capacity, priorities=message).num_skipped
+        for message in messages
+    )
 
 
 def to_row_numbers(rows: Any, *, table: str = "") -> NDArray[np.int64]:
@@ -166,9 +171,10 @@ def ask_priorities(
     deadline: Deadline,
     *,
     kind: control_pb2.StoreKind,
+    capacity: int = 0,
 ) -> NDArray[np.float32]:
     """Returns the priorities of rows; errors as of ``ReplayHandle.get_priorities``."""
-    answers = _ask_of_rows(client, table, kind, numbers, deadline, "priorities")
+    answers = _ask_of_rows(client, table, kind, numbers, deadline, "priorities", capacity)
     found = [np.frombuffer(done.priorities, "<f8").astype(np.float32) for done in answers]
     return np.concatenate([np.zeros(0, np.float32), *found])
 
@@ -189,10 +195,11 @@ def _ask_of_rows(
     numbers: NDArray[np.int64],
     deadline: Deadline,
     what: str,
+    capacity: int = 0,
 ) -> Iterator[control_pb2.Done]:
     """Yields the answers to what is asked of rows, by the name of the field, without a draw."""
     for begin in range(0, len(numbers), MAX_MESSAGE_ROWS):
-        asked = control_pb2.SampleRequest(store=table, kind=kind)
+        asked = control_pb2.SampleRequest(store=table, kind=kind, capacity=capacity)
         setattr(asked, f"{what}_of", encode_few_bytes(numbers[begin : begin + MAX_MESSAGE_ROWS]))
 
         def attempt(

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import KeyNotFoundError, SpecMismatchError, StoreNotFoundError, TooLargeError
+from tdserve.base.errors import (
+    KeyNotFoundError,
+    SpecMismatchError,
+    StoreNotFoundError,
+    StructureChangedError,
+    TooLargeError,
+)
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.by_address import OfProcess
 from tdserve.client.session.description import StoreDescription
@@ -29,12 +35,24 @@ T = TypeVar("T")
 
 @leave_modes_in_calls
 class FollowedTable(RowsByNumber):
-    """What a handle has of its table, as of the last look; attributes as of ``TableHandle``. Threads: safe."""
+    """What a handle has of its table, as of the last look; other attributes as of ``TableHandle``. Threads: safe.
+
+    Attributes:
+        is_part: Whether it is a part of a shared table, whose row numbers depend on the capacity of each part: then it
+            does not follow a table of another capacity.
+    """
+
+    is_part = False
 
     def __init__(self, client: SessionClient, description: StoreDescription) -> None:
         self._client = client
         self.name = description.name
         self._follow(description)
+
+    @property
+    def _meant(self) -> dict[str, Any]:
+        """What requests about rows say of the table that is meant: its kind, and the capacity, 0 for any."""
+        return {"kind": self._kind, "capacity": self.capacity if self.is_part else 0}
 
     @property
     def _shown_kind(self) -> str:
@@ -52,7 +70,14 @@ class FollowedTable(RowsByNumber):
         )
 
     def _follow(self, description: StoreDescription) -> None:
-        """Makes this the handle of the table with this description."""
+        """Makes this the handle of the table with this description.
+
+        Raises:
+            StructureChangedError: It is a part, and the table has another capacity.
+        """
+        if self.is_part and description.capacity != self.capacity:
+            expected, actual = f"{self.capacity} rows", f"{description.capacity}, since it was made anew: open it again"
+            raise StructureChangedError(store=self.name, key="", expected=expected, actual=actual)
         self.capacity = description.capacity
         self._uid = description.uid
         self._is_in_use = description.inserts > 0

@@ -265,7 +265,7 @@ class ReplayHandle(LeasingTableHandle):
         deadline = self._client.make_deadline(timeout_s)
 
         def update() -> int:
-            return change_priorities(self._client, self.name, deadline, messages, kind=self._kind)
+            return change_priorities(self._client, self.name, deadline, messages, **self._meant)
 
         return self._client.perform(update, deadline, return_early)
 
@@ -280,7 +280,7 @@ class ReplayHandle(LeasingTableHandle):
             SelectionError: A row is out of range, or not live.
         """
         numbers, deadline = to_row_numbers(index), self._client.make_deadline(timeout_s)
-        found = ask_priorities(self._client, self.name, numbers, deadline, kind=self._kind)
+        found = ask_priorities(self._client, self.name, numbers, deadline, **self._meant)
         return self._client.hand_over(torch.from_numpy(found))
 
     def batches(

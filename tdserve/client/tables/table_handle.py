@@ -423,7 +423,7 @@ class TableHandle(FollowedTable):
         return self._change(timeout_s, clear=True, resets_counts=reset_counts).num_rows
 
     def _change(self, timeout_s: float | None, **body: Any) -> control_pb2.Done:
-        done = change(self._client, self.name, self._client.make_deadline(timeout_s), kind=self._kind, **body)
+        done = change(self._client, self.name, self._client.make_deadline(timeout_s), **self._meant, **body)
         self._counts.update(done)
         return done
 

@@ -37,12 +37,15 @@ class KeyedSettings:
         max_bytes: Most bytes of all entries, with their keys; 0: no limit.
         eviction: ``"none"``: a put without room is refused; ``"lru"``: entries that were not used lately make room.
         ttl_s: Seconds after which an entry is gone; 0: never.
+        num_shards: Of a part of a store that several servers share: how many parts there are, on which depends which of
+            them has a key. 0: it is no part.
     """
 
     like: Like = "any"
     max_bytes: int = 0
     eviction: Eviction = "none"
     ttl_s: float = 0.0
+    num_shards: int = 0
 
     def __post_init__(self) -> None:
         if self.like not in get_args(Like):
@@ -51,6 +54,7 @@ class KeyedSettings:
             reason = f"{self.eviction!r} is none of {list(get_args(Eviction))}"
             raise InvalidRequestError(argument="eviction", reason=reason)
         check_integer("max_bytes", self.max_bytes, 0)
+        check_integer("num_shards", self.num_shards, 0)
         is_number = isinstance(self.ttl_s, (int, float)) and not isinstance(self.ttl_s, bool)
         if not is_number or (self.ttl_s and not MIN_TTL_S <= self.ttl_s <= MAX_TTL_S):
             reason = f"{self.ttl_s!r} is not a number of seconds from {MIN_TTL_S} to {MAX_TTL_S}"
@@ -64,12 +68,13 @@ class KeyedSettings:
         return not (self.max_bytes or self.ttl_s)
 
     def make_stored_spec(self, fingerprint: bytes) -> Spec:
-        """Returns the structure of the files of a store: values, and no tensor. It is another one for other entries.
+        """Returns the structure of the files of a store: values, and no tensor. It is another one for other entries, as
+        for keys that are divided otherwise among the parts of a shared store.
 
         Args:
             fingerprint: Of the structure of an entry.
         """
-        return _make_stored_spec(self.like, fingerprint)
+        return _make_stored_spec(self.like, fingerprint, self.num_shards)
 
     def to_json(self) -> str:
         """Returns the canonical text; settings that have their default are left out."""
@@ -96,6 +101,7 @@ class KeyedSettings:
 
 
 @lru_cache(maxsize=1024)
-def _make_stored_spec(like: Like, fingerprint: bytes) -> Spec:
+def _make_stored_spec(like: Like, fingerprint: bytes, num_shards: int) -> Spec:
     entry = Node((), None, None, None, (), inner=())
-    return Spec(Node((), None, None, None, ((f"{like} {fingerprint.hex()}", entry),)))
+    shared = f" {num_shards}" if num_shards else ""
+    return Spec(Node((), None, None, None, ((f"{like} {fingerprint.hex()}{shared}", entry),)))

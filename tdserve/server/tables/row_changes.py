@@ -52,6 +52,7 @@ class RowChanges:
         store = self._stores.get(asked.store)
         store.check_kind(asked.kind)
         store.get_table()
+        store.check_capacity(asked.capacity)
         kind = asked.WhichOneof("change")
         if kind == "priorities":  # it is safe to repeat, so nothing is recorded
             done = await _set_priorities(store, asked.priorities)

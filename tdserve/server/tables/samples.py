@@ -167,6 +167,7 @@ class Samples:
         store.check_kind(asked.kind)
         table = store.get_table()
         _check_current(store, table, asked)
+        store.check_capacity(asked.capacity)
         adopt_reported_policy(self._stores, store, asked)
         if asked.asks_newest or asked.asks_counts or asked.priorities_of or asked.sequences_of:
             return self._answer_without_rows(store, asked)
