@@ -7,9 +7,11 @@ from functools import wraps
 from inspect import signature
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import StoreNotFoundError, WrongStateError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_moves import ClusterMoves
+from tdserve.client.cluster.directory import Place
 from tdserve.client.session.call_deadline import within
 from tdserve.rules.placement import check_no_part
 
@@ -44,26 +46,36 @@ def at_home(
         deadline = self.cluster.make_deadline(kwargs.get("timeout_s"))  # type: ignore[arg-type]
         if is_timed:
             kwargs.pop("timeout_s", None)
-        may_create = call_name in NAMING
-        place = (self.directory.find_for_creation if may_create else self.directory.find)(store, deadline)
-        if place.placement is not None and not may_create:  # unless it was deleted since
-            place = self.directory.find_now(store, deadline)
-        if place.placement is not None and call_name not in CREATING:
-            state = f"{name!r} has parts on servers {', '.join(map(str, place.placement.servers))}"
-            raise WrongStateError(state=f"{state} (client[{name!r}] reads and writes them)", event=f"{call_name}()")
+        place, may_create = _find_place(self, store, call_name, deadline), call_name in NAMING
         if call_name in CREATING:
             with within(deadline), self.directory.begin_creation(store, place.server):
                 return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
         if is_timed and deadline.expired:
             self.members.raise_if_lost(place.server, f"which may have {store!r}")
+
+        def call_client(client: Client) -> _Result:
+            return getattr(client, call_name)(*args, **kwargs)  # type: ignore[no-any-return]
+
         with within(deadline):
             if may_create:
                 self.directory.check_creation(store)
             try:
-                return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
+                return self.directory.call_there(store, place, call_client, deadline)[0]
             except StoreNotFoundError:
                 if (again := self.directory.find_again(store, deadline)) is None:
                     raise
-                return getattr(self.members.get(again.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
+                return self.directory.call_there(store, again, call_client, deadline)[0]
 
     return cast("Callable[Concatenate[ClusterMoves, _Parameters], _Result]", call)
+
+
+def _find_place(moves: ClusterMoves, store: str, call_name: str, deadline: Deadline) -> Place:
+    """Returns where a call is made. Raises WrongStateError if several servers share the store."""
+    directory, may_create = moves.directory, call_name in NAMING
+    place = (directory.find_for_creation if may_create else directory.find)(store, deadline)
+    if place.placement is not None and not may_create:  # unless it was deleted since
+        place = directory.find_now(store, deadline)
+    if place.placement is not None and call_name not in CREATING:
+        state = f"{store!r} has parts on servers {', '.join(map(str, place.placement.servers))}"
+        raise WrongStateError(state=f"{state} (client[{store!r}] reads and writes them)", event=f"{call_name}()")
+    return place

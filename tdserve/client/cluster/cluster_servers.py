@@ -66,7 +66,7 @@ class ClusterServers:
         self.allow_pickle = recipe.of_client.allow_pickle
         self.members = Members(membership, self._make_client, tls=recipe.of_client.tls)
         self.directory = Directory(self.members, lambda: self.make_deadline(None))
-        self.policies = PolicyFeeds(self._find_home)
+        self.policies = PolicyFeeds(self._find_home, self.directory.forget)
         self._lost_parts: dict[str, LostParts] = {}
         self._background = BackgroundCalls("tdserve-cluster-later")
         self._links: list[ClientLinks] = []  # of all clients that were made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
@@ -27,11 +27,11 @@ from tdserve.client.cluster.latest_records import choose_latest
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.placement_records import ForwardCheck, delete_record, find_here, record_forwards
 from tdserve.client.moves.move_steps import request_step
-from tdserve.client.session.call_conditions import may_repeat
+from tdserve.client.session.call_conditions import RETRY_BACKOFF_S, is_over, may_repeat
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.catalog_client import ONCE
 from tdserve.client.session.description import StoreDescription
-from tdserve.client.session.reach import reach_within
+from tdserve.client.session.reach import is_patient, reach_within
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, choose_owner, find_whole, name_part
 
@@ -194,8 +194,7 @@ class Directory:
         copy of the record. Returns the answer, and the place that was asked."""
         place = self.find(name, deadline)
         if place.placement is None:
-            with within(deadline):
-                return call(self._members.get(place.server)), place
+            return self.call_there(name, place, call, deadline)
         try:
             with reach_within(REACH_S), within(deadline.shorten(compute_look_s(deadline))):
                 return call(self._members.get(place.server)), place
@@ -214,6 +213,26 @@ class Directory:
         place = self.find(name, deadline)
         with within(deadline):
             return call(self._members.get(place.server)), place
+
+    def call_there(
+        self, name: str, place: Place, call: Callable[[Client], _Result], deadline: Deadline
+    ) -> tuple[_Result, Place]:
+        """Calls the client of the server that has a store. While nobody listens there, and nothing was sent, it is
+        looked for again: it may have moved before its server ended. Returns the answer, and the place that gave it."""
+        keeps_on = is_patient()
+        while True:
+            try:
+                with within(deadline), reach_within(REACH_S, is_for_unsent=True) if keeps_on else nullcontext():
+                    return call(self._members.get(place.server)), place
+            except ConnectError as error:
+                if not error.retryable or is_over(deadline, RETRY_BACKOFF_S):
+                    raise
+                lost = self._members.note_unreached(place.server, error)
+                with suppress(TDServeError):
+                    place = self.find_now(name, deadline)
+                if not keeps_on and place.server == lost:
+                    raise
+            time.sleep(RETRY_BACKOFF_S)
 
     @contextmanager
     def begin_creation(self, name: str, server: int) -> Iterator[None]:

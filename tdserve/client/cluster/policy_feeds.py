@@ -10,7 +10,14 @@ from threading import Event, Lock, Thread
 from weakref import WeakMethod
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ClosedError, DeadlineExceededError, StoreMovedError, StoreNotFoundError, TDServeError
+from tdserve.base.errors import (
+    ClosedError,
+    ConnectError,
+    DeadlineExceededError,
+    StoreMovedError,
+    StoreNotFoundError,
+    TDServeError,
+)
 from tdserve.client.client import Client
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.reach import reach_within
@@ -36,10 +43,11 @@ class PolicyFeeds:
 
     Args:
         find_home: Returns the client of the server that has a store.
+        forget: Has it looked for again: its server does not answer, and it may have moved before.
     """
 
-    def __init__(self, find_home: Callable[[str], Client]) -> None:
-        self._find_home = WeakMethod(find_home)
+    def __init__(self, find_home: Callable[[str], Client], forget: Callable[[str], None]) -> None:
+        self._find_home, self._forget = WeakMethod(find_home), WeakMethod(forget)
         self._closed = Event()
         self._begin()
 
@@ -59,7 +67,7 @@ class PolicyFeeds:
         feed = self._feeds.get(name)
         if feed is None:
             with self._lock:
-                feed = self._feeds.setdefault(name, _PolicyFeed(name, self._find_home, self._closed))
+                feed = self._feeds.setdefault(name, _PolicyFeed(name, self._find_home, self._forget, self._closed))
         return feed.find_news(at_least)
 
     def note_change(self, name: str) -> None:
@@ -80,10 +88,16 @@ class _PolicyFeed:
         is_current: Whether nothing newer can be known to this client.
     """
 
-    def __init__(self, name: str, find_home: WeakMethod[Callable[[str], Client]], closed: Event) -> None:
+    def __init__(
+        self,
+        name: str,
+        find_home: WeakMethod[Callable[[str], Client]],
+        forget: WeakMethod[Callable[[str], None]],
+        closed: Event,
+    ) -> None:
         self.is_current = False
         self._name = name
-        self._find_home = find_home
+        self._find_home, self._forget = find_home, forget
         self._closed = closed
         self._lock = Lock()
         self._news: control_pb2.PolicyNews | None = None
@@ -121,7 +135,9 @@ class _PolicyFeed:
                 pass
             except StoreMovedError:  # asking what it is now finds it
                 self._closed.wait(MOVED_PAUSE_S)
-            except TDServeError:
+            except TDServeError as error:
+                if isinstance(error, ConnectError) and (forget := self._forget()) is not None:
+                    forget(self._name)
                 self._closed.wait(PAUSE_S)
             self._ask()
 

@@ -6,12 +6,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
+    ConnectError,
     DeadlineExceededError,
     ShardLostError,
     SpecMismatchError,
@@ -28,9 +29,10 @@ from tdserve.client.cluster.shared_parts import SharedParts
 from tdserve.client.cluster.sums import add_up_parts
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.by_address import get_process_client
-from tdserve.client.session.call_conditions import is_passing
+from tdserve.client.session.call_conditions import RETRY_BACKOFF_S, is_over, is_passing
 from tdserve.client.session.call_deadline import within
 from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.reach import is_patient, reach_within
 from tdserve.rules.lost_servers import PROBE_INTERVAL_S, REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part
 from tdserve.structure.tree import Path
@@ -183,26 +185,43 @@ class ShardedStore(SharedParts):
         raise note_elsewhere(failure, done, sorted(found))
 
     def ask_part(self, shard: int, call: Callable[[Any], _Result], deadline: Deadline | None = None) -> _Result:
-        """Calls a part; its errors name the store. Other errors as of ``get_part``.
+        """Calls a part; its errors name the store. Other errors as of ``get_part``. While nobody listens at its server,
+        and nothing was sent, it is looked for again: it may have moved before.
 
         Args:
             call: Gets the handle; what it is not given a timeout for ends by the deadline.
             deadline: As of ``ask_each``.
         """
-        with convert_part_errors(self.name, self.get_first_row), within(deadline or self.make_deadline(None)):
-            part = self.get_part(shard)
-            try:
-                return call(part)
-            except StoreNotFoundError as error:
-                if error.fields["name"] != name_part(self.name, shard):
-                    raise
-                again = self._reopen_part(shard)
-                if again is None:
-                    raise
-            except SpecMismatchError:
-                self._check_exists()  # perhaps it was made anew
+        deadline, keeps_on = deadline or self.make_deadline(None), is_patient()
+        with convert_part_errors(self.name, self.get_first_row), within(deadline):
+            while True:
+                try:
+                    with reach_within(REACH_S, is_for_unsent=True) if keeps_on else nullcontext():
+                        return self._call_part(shard, call)
+                except ConnectError as error:
+                    if not error.retryable or is_over(deadline, RETRY_BACKOFF_S):
+                        raise
+                    before = self.placement.servers[shard]
+                    self.note_unreached(shard, error)
+                    self._find_moved_parts()
+                    if not keeps_on and self.placement.servers[shard] == before:
+                        raise
+                time.sleep(RETRY_BACKOFF_S)
+
+    def _call_part(self, shard: int, call: Callable[[Any], _Result]) -> _Result:
+        part = self.get_part(shard)
+        try:
+            return call(part)
+        except StoreNotFoundError as error:
+            if error.fields["name"] != name_part(self.name, shard):
                 raise
-            return call(again)
+            again = self._reopen_part(shard)
+            if again is None:
+                raise
+        except SpecMismatchError:
+            self._check_exists()  # perhaps it was made anew
+            raise
+        return call(again)
 
     def list_part_keys(
         self, deadline: Deadline, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False

@@ -227,6 +227,8 @@ class ShardedTable(ShardedRows):
     def _write_once(self, shard: int, deadline: Deadline, write: Callable[[Any], Any]) -> Any:
         members, on_loss = self._cluster.members, self.placement.on_shard_loss
         failure: TransportError | ShardLostError | None = None
+        with within(deadline):
+            self._find_moved_parts()
         # The rows of a key stay together, whoever writes them.
         salt = b"" if self.placement.shard_by else self._identity[1]
         tried = list_shards_to_try(shard, self.num_shards, on_loss, salt=salt)

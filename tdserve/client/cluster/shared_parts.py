@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
+    DeadlineExceededError,
     ShardLostError,
     StoreMovedError,
     StoreNotFoundError,
@@ -24,7 +26,7 @@ from tdserve.client.session.call_deadline import within
 from tdserve.client.session.description import StoreDescription
 from tdserve.client.session.reach import reach_within
 from tdserve.messages.store_kinds import make_kind_error
-from tdserve.rules.lost_servers import PROBE_TIMEOUT_S, REACH_S
+from tdserve.rules.lost_servers import PROBE_INTERVAL_S, PROBE_TIMEOUT_S, REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part
 
 
@@ -50,7 +52,7 @@ class SharedParts:
         self._handles: dict[int, tuple[Client, Any]] = {}
         self._uids: dict[int, str] = {}
         self._lost_parts = cluster.get_lost_parts(name)
-        self._is_short = False
+        self._placement_read_s = -math.inf
 
     @property
     def num_shards(self) -> int:
@@ -204,9 +206,8 @@ class SharedParts:
 
     def _read_placement(self) -> None:
         """Reads where the parts are: one may have moved before its server was lost."""
-        self._cluster.directory.forget(self.name)
-        with suppress(TransportError):
-            placement = self._cluster.directory.find(self.name).placement
+        with suppress(TransportError, StoreMovedError, DeadlineExceededError):
+            placement = self._cluster.directory.find_now(self.name).placement
             if placement is not None and placement.num_shards == self.num_shards:
                 self.placement = placement
 
@@ -230,11 +231,12 @@ class SharedParts:
             self.placement = self.placement.replace_server(shard, lost)
 
     def _find_moved_parts(self) -> None:
-        """Reads where the parts are when servers of them turn out to be lost, once until all answer again."""
-        is_short = not set(self._cluster.members.lost).isdisjoint(self.placement.servers)
-        if is_short and not self._is_short:
+        """Reads where the parts are, from time to time, while servers of them are lost: they may have moved before."""
+        if set(self._cluster.members.lost).isdisjoint(self.placement.servers):
+            self._placement_read_s = -math.inf
+        elif time.monotonic() - self._placement_read_s >= PROBE_INTERVAL_S:
+            self._placement_read_s = time.monotonic()
             self._read_placement()
-        self._is_short = is_short
 
     def _check_kind(self, part: StoreDescription) -> StoreDescription:
         with convert_part_errors(self.name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +48,12 @@ def reach_within(seconds: float, *, is_for_unsent: bool = False) -> Iterator[Non
         yield
     finally:
         _of_thread.reach = outer
+
+
+def is_patient() -> bool:
+    """Returns whether the calls of this thread try to reach their server until their deadlines."""
+    found = get_reach()
+    return found is None or found.seconds == math.inf
 
 
 def get_reach() -> Reach | None:

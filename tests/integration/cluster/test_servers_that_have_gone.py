@@ -1,0 +1,89 @@
+"""Open handles and clients find what has moved away from a server that has ended since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tdserve.rules.placement import choose_servers
+from tests.integration.cluster.losing import connecting, rows
+from tests.integration.cluster.names import name_owned_by
+from tests.integration.crashing import Crashing
+from tests.processes import wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.fixture
+def leaving(tmp_path: Path) -> Iterator[list[Crashing]]:
+    """Three servers, of which the second one leaves for good."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Crashing(tmp_path / f"root{number}")) for number in range(3)]
+
+
+def next_shared_name() -> str:
+    """Returns a new name of a store that the first two servers share."""
+    return next(name for name in iter(lambda: name_owned_by(0, 3), None) if choose_servers(name, 2, 3) == (0, 1))
+
+
+@pytest.mark.parametrize("on_shard_loss", ["wait", "raise", "redirect"])
+def test_table_when_a_server_was_drained_and_has_gone_then_writes_go_where_the_shard_is(
+    leaving: list[Crashing], on_shard_loss: str
+) -> None:
+    with connecting(leaving, timeout_s=20.0) as client, connecting(leaving) as mover:
+        table = client.create_replay(next_shared_name(), rows(1)[0], 30, shards=2, on_shard_loss=on_shard_loss)
+        writer = next(each for each in range(1, 100) if table.choose_shard(each) == 1)
+        table.extend(rows(5), writer=writer)
+        mover.drain(1)
+        leaving[1].kill()
+        written = table.extend(rows(5, 5), writer=writer)
+        assert set((written // table.part_capacity).tolist()) == {1}
+        assert table.placement.servers == (0, 2)
+        assert table[:]["number"].tolist() == [*range(10)]
+
+
+def test_keyed_store_when_a_server_was_drained_and_has_gone_then_all_keys_are_there(leaving: list[Crashing]) -> None:
+    keys = [f"key{number}" for number in range(12)]
+    with connecting(leaving, timeout_s=20.0) as client, connecting(leaving) as mover:
+        keyed = client.create_kv(next_shared_name(), shards=2)
+        keyed.put(keys, [*range(12)])
+        mover.drain(1)
+        leaving[1].kill()
+        assert [keyed.get(key) for key in keys] == [*range(12)]
+        keyed.put(keys, [*range(12, 24)])
+        assert keyed.get(keys) == [*range(12, 24)]
+
+
+def test_table_when_its_server_was_lost_before_it_was_drained_then_samples_are_whole_again(
+    leaving: list[Crashing],
+) -> None:
+    with connecting(leaving, timeout_s=20.0) as client, connecting(leaving) as mover:
+        table = client.create_replay(next_shared_name(), rows(1)[0], 30, shards=2)
+        for shard in range(2):
+            writer = next(each for each in range(1, 100) if table.choose_shard(each) == shard)
+            table.extend(rows(5), writer=writer)
+        leaving[1].kill()
+        table.sample(4)
+        assert table.is_degraded
+        leaving[1].start()
+        mover.drain(1)
+        leaving[1].kill()
+        wait_for(lambda: len(table) == 10, "the rows of the shard that has moved")
+        assert table.placement.servers == (0, 2)
+
+
+def test_weights_when_their_server_was_drained_and_has_gone_then_read_published_and_opened(
+    leaving: list[Crashing],
+) -> None:
+    with connecting(leaving, timeout_s=20.0) as client, connecting(leaving) as mover:
+        weights, content = name_owned_by(1, 3), name_owned_by(1, 3)
+        client.publish(weights, rows(3))
+        client.init_remote(rows(3), content)
+        mover.drain(1)
+        leaving[1].kill()
+        assert client.publish(weights, rows(3)) == 2
+        assert client.from_remote_init(content)["number"].tolist() == [0, 1, 2]
+        assert client[content]["number"].tolist() == [0, 1, 2]
