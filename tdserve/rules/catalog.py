@@ -202,7 +202,9 @@ class Catalog:
         """Raises StoreExistsError if a store has this name, perhaps one that is still loading."""
         present = self._records.get(name)
         if present is not None:
-            raise StoreExistsError(name=name, **({"reason": "it is being created"} if present.loading else {}))
+            raise StoreExistsError(
+                name=name, **({"reason": "it is being created, or removed"} if present.loading else {})
+            )
 
     def find(self, name: str) -> StoreRecord | None:
         """Returns the record of a visible store; None if there is none."""

@@ -40,6 +40,7 @@ from tdserve.server.recovery.departure_records import make_departure_key
 from tdserve.server.recovery.draw_records import forget_draw_records
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.recovery.redo_log import RedoEntry
+from tdserve.server.removed_stores import RemovedStores
 from tdserve.server.seals import SealedStores
 from tdserve.server.specs import Specs, make_keys
 from tdserve.server.unfinished_writes import UnfinishedWrites
@@ -91,6 +92,7 @@ class Stores:
         self.catalog = Catalog()
         self.specs = Specs(db, self._iter_specs_in_use)
         self.packed = PackedStores(root, db, self.specs)
+        self._removed = RemovedStores(root, db, self.catalog)
         self.seals = SealedStores(self.catalog)
         self._changed: dict[str, Waiters] = {}  # by name, so that a change wakes only waiters of its store
         self.followers: dict[str, set[str]] = {}
@@ -110,11 +112,10 @@ class Stores:
         """
         if not self.db.count_records("stores"):
             self.root.check_empty("a catalog without stores")
-        for key, content in self.db.scan("stores"):
+        for _, content in self.db.scan("stores"):
             record = StoreRecord.from_bytes(content)
             if record.loading:
-                self.root.move_to_trash(record.name, record.uid)
-                self.db.delete("stores", key)
+                self._removed.restore(record)
             else:
                 self.catalog.add(record)
         self.packed.restore(self.catalog)
@@ -354,12 +355,12 @@ class Stores:
         self.loading.discard(store.name, store.owner_session)
         if store.generations is not None:
             store.generations.mark_deleted()
-        self._remove(store.record)
+        self._removed.remove(store.record)
         reach("deletion.moved")
         store.waiters.delete(store.name)
         self._wake(store.name)
         self._garbage.note_deletion()
-        freeing = asyncio.create_task(self.free(store.record.uid))
+        freeing = asyncio.create_task(self._free_deleted(store.record))
         self._freeing.add(freeing)
         freeing.add_done_callback(self._freeing.discard)
         if not is_small:
@@ -374,6 +375,11 @@ class Stores:
     def _return_memory(self) -> None:
         self._returning = None
         _run_apart(return_freed_memory)
+
+    async def _free_deleted(self, record: StoreRecord) -> None:
+        await self._removed.finish(record)
+        self._wake(record.name)
+        await self.free(record.uid)
 
     async def free(self, uid: str) -> None:
         """Frees the space of a deleted store."""
@@ -394,7 +400,8 @@ class Stores:
         store = self.opened.pop(record.name)
         if store is not None:
             self.loading.discard(store.name, store.owner_session)
-        self._remove(record)
+        self._removed.remove(record)
+        self._removed.finish_now(record)
         self.root.empty_trash(record.uid)
         self._wake(record.name)
 
@@ -474,12 +481,9 @@ class Stores:
         store = self.opened.retire(record.name)
         if store is not None and store.generations is not None:
             store.generations.mark_deleted()
-        self.root.move_to_trash(record.name, record.uid)
-        self.catalog.remove(record.name)
-
-    def _remove(self, record: StoreRecord) -> None:
-        self.root.move_to_trash(record.name, record.uid)
-        self.db.delete("stores", record.name.encode())
+        self._removed.move_away(
+            record
+        )  # else what comes in its place fails, or has no files; the next start tries again
         self.catalog.remove(record.name)
 
 

@@ -310,10 +310,22 @@ class Root:
                 arrived.rename(folder)
 
     def move_to_trash(self, name: str, uid: str) -> None:
-        """Moves a store's folder away, so that the name is free at once and a crash leaves no incomplete store."""
+        """Moves a store's folder away, so that the name is free at once and a crash leaves no incomplete store.
+
+        Raises:
+            CapacityError, CorruptDataError, InvalidRequestError: It stays where it is, for example since there is no
+                room for another name.
+        """
         folder = self.store_folder(name)
-        if folder.exists():
-            folder.rename(self._move_into_trash(uid))
+        with convert_os_errors(folder):
+            if folder.exists():
+                folder.rename(self._move_into_trash(uid))
+
+    def remove_in_place(self, name: str) -> bool:
+        """Removes a store's folder where it is; returns whether nothing is left of it. For one that cannot be moved."""
+        folder = self.store_folder(name)
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
 
     def empty_trash(self, uid: str = "") -> None:
         """Removes this store's folder that :meth:`move_to_trash` has moved; by default those of all stores."""

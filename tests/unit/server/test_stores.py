@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,6 +90,37 @@ def test_delete_when_done_then_name_and_files_are_free(world: World, run: Loop) 
     assert world.stores.find("x") is None
     assert not first.folder.exists()
     assert run(world.stores.create(RECORD, SPEC)).record.uid != first.record.uid
+
+
+@pytest.mark.parametrize("can_be_emptied", [True, False])
+def test_delete_when_its_folder_cannot_be_moved_then_gone_all_the_same_and_its_name_is_free_once_its_files_are_gone(
+    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch, can_be_emptied: bool
+) -> None:
+    store = run(world.stores.create(RECORD, SPEC))
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path == store.folder:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        if not can_be_emptied:
+            patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        run(world.stores.delete(store))
+        assert world.stores.find("x") is None
+        if can_be_emptied:
+            run(world.stores.wait_settled("x", Deadline.after(20.0)))
+            assert not store.folder.exists()
+        else:
+            for _ in range(2):
+                with pytest.raises(StoreExistsError):
+                    run(world.stores.create(RECORD, SPEC))
+                world.reopen()
+    world.reopen()
+    assert not store.folder.exists()
+    run(world.stores.create(RECORD, SPEC))
 
 
 def test_delete_when_another_of_its_name_was_made_since_then_that_one_stays(world: World, run: Loop) -> None:
