@@ -268,8 +268,17 @@ class Versions:
         self._num_readers[version] = self._num_readers.get(version, 0) + 1
         return record
 
+    def hold(self, version: int) -> bool:
+        """Like ``acquire``, for a version that may be retired; returns False, and does nothing, if it has no file."""
+        if version in self._pool:
+            self._held[version] = self._pool.pop(version)
+        if version not in self._kept and version not in self._held:
+            return False
+        self._num_readers[version] = self._num_readers.get(version, 0) + 1
+        return True
+
     def release(self, version: int) -> tuple[int, ...]:
-        """Ends one :meth:`acquire`.
+        """Ends one :meth:`acquire` or :meth:`hold`.
 
         Returns:
             Drops.

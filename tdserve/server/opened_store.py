@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -166,12 +166,16 @@ class OpenedStore:
         if self.is_outdated:
             raise self.make_older_store_error()
 
-    def hold_newest(self) -> None:
-        """Keeps the newest version's file until the next sync releases it; called for weights that were just opened."""
+    def hold_synced(self, marked: Iterable[int]) -> None:
+        """Keeps a version's file until the next sync releases it; called for weights that were just opened.
+
+        Args:
+            marked: Versions that have reached the disk. The newest one of them that has a file is kept, else the newest
+                of all.
+        """
         versions = self.get_versions()
-        if versions.newest is not None:
-            self.synced_version = versions.newest.version
-            versions.acquire(self.synced_version)
+        newest = [] if versions.newest is None else [versions.newest.version]
+        self.synced_version = next(filter(versions.hold, (*sorted(marked, reverse=True), *newest)), 0)
 
     def make_kind_error(self, wanted: str) -> WrongStateError:
         """Returns the error for a call that asks for another kind of store."""

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set as AbstractSet
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Set as AbstractSet
 from functools import partial
 
 from tdserve.base.deadline import Deadline
@@ -233,10 +233,7 @@ class Syncing:
             if isinstance(error, PeerLostError):
                 self._end_process()
             raise
-        for store, number in held:
-            before, store.synced_version = store.synced_version, number
-            if before:
-                release_version(store, before)
+        _keep_synced(held, failures)
         for synced in stores:
             if synced.uid not in failures:
                 self._stores.packed.forget_synced(synced.uid)
@@ -299,6 +296,17 @@ class Syncing:
         if process is not None:
             self._checks_pages |= may_be_damage(process.end())
             self._stores.db.check_readers()  # it may have died in the middle of copying the catalog
+
+
+def _keep_synced(held: Iterable[tuple[OpenedStore, int]], failures: Container[str]) -> None:
+    """Keeps the versions that a pass has brought to the disk, until the next one, and lets go those before them. Of
+    stores that it could not sync, the version before stays: a loss of power leads back to that."""
+    for store, number in held:
+        let_go = number
+        if store.record.uid not in failures:
+            let_go, store.synced_version = store.synced_version, number
+        if let_go:
+            release_version(store, let_go)
 
 
 def _run_here(work: Pass) -> dict[str, str]:

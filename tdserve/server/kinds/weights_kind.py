@@ -15,7 +15,7 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.specs import Specs
 from tdserve.store.adopted import Adopted
 from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.version_marks import find_whole_versions, is_of_another
+from tdserve.store.version_marks import find_marks, find_whole_versions, is_of_another
 from tdserve.store.version_names import remove_leftovers
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
@@ -36,11 +36,11 @@ class WeightsKind(StoreKind):
 
     def open(self, record: StoreRecord, stores: KindStores, *, checks: bool = False) -> OpenedStore:
         folder, versions = stores.root.store_folder(record.name), load_versions(stores.db, record.uid)
-        kept = {version.version for version in versions.kept}
-        remove_leftovers(folder / "versions", kept=kept, free=set(versions.files) - kept)
         named = versions.newest or record
         store = OpenedStore(record, stores.specs.get(named.fingerprint, named.order), folder, versions=versions)
-        store.hold_newest()
+        store.hold_synced(map(int, find_marks(folder / "versions", record.uid)))
+        kept = {store.synced_version, *(version.version for version in versions.kept)}
+        remove_leftovers(folder / "versions", kept=kept, free=set(versions.files) - kept)
         return store
 
     def begin_copy(self, folder: FilePath, record: StoreRecord, state: dict[str, Any], db: CatalogDB) -> dict[str, Any]:

@@ -212,6 +212,21 @@ def test_restore_when_a_reader_held_a_retired_version_then_its_file_is_recycled(
     assert _publish(again) == 1
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_hold_when_a_version_has_a_file_then_that_is_left_alone_until_it_is_released(version: int) -> None:
+    versions = Versions(1)
+    for _ in range(2):
+        _publish(versions)
+    again = Versions.restore(versions.get_state())
+    assert again.hold(version)
+    assert not again.hold(3)
+    for _ in range(3):
+        assert _publish(again) != version
+        assert version in again.files
+    again.release(version)
+    assert version in {_publish(again) for _ in range(3)}
+
+
 def test_restore_when_versions_differ_in_the_order_of_keys_then_each_has_its_own() -> None:
     versions = Versions(2)
     for order in ("", "0b", ""):

@@ -19,6 +19,9 @@ from tdserve.messages.content import read_layout
 from tdserve.rules.weights import MAX_METADATA_BYTES
 from tdserve.server.requests import Requests
 from tdserve.server.sessions.client_session import ClientSession
+from tdserve.server.syncing import Syncing
+from tdserve.store.files import FRESH_SUFFIX
+from tdserve.store.version_marks import FILE_NAME, find_whole_versions
 from tdserve.structure import codec
 from tdserve.structure.dtypes import WIRE
 from tdserve.structure.version_subset import convert_floats, encode_numbers, select_leaves
@@ -210,3 +213,49 @@ def test_publish_when_it_fails_after_its_store_then_the_next_store_of_the_name_k
 
     run(scenario())
     assert [path.stem for path in files(world)] == ["2"]
+
+
+async def _sync(world: World) -> None:
+    """Makes a pass over all stores."""
+    syncing = Syncing(world.stores, interval_s=0.0, before=lambda: None)
+    await syncing.start()
+    await syncing.stop(20.0)
+
+
+def _list_whole(world: World) -> list[int]:
+    """Returns the versions that a loss of power leads back to."""
+    store = world.stores.get("w")
+    return list(find_whole_versions(store.folder / "versions", uid=store.record.uid))
+
+
+def test_publish_when_the_server_restarts_before_the_next_sync_then_a_synced_version_keeps_its_file(
+    world: World, run: Loop
+) -> None:
+    publish(world, run, 1, keep=1)
+    run(_sync(world))
+    for number in (2, 3):
+        publish(world, run, number)
+        world.reopen()
+    publish(world, run, 4)
+    assert _list_whole(world) == [1]
+    assert [path.stem for path in files(world)] == ["1", "4"]
+    run(_sync(world))
+    assert _list_whole(world) == [4]
+    assert [path.stem for path in files(world)] == ["4"]
+
+
+def test_publish_when_a_sync_of_it_fails_then_the_version_of_the_last_one_keeps_its_file(
+    world: World, run: Loop
+) -> None:
+    publish(world, run, 1, keep=1)
+    run(_sync(world))
+    publish(world, run, 2)
+    obstacle = world.stores.get("w").folder / "versions" / f"{FILE_NAME}{FRESH_SUFFIX}"
+    obstacle.mkdir()
+    run(_sync(world))
+    publish(world, run, 3)
+    assert _list_whole(world) == [1]
+    obstacle.rmdir()
+    run(_sync(world))
+    assert _list_whole(world) == [3]
+    assert [path.stem for path in files(world)] == ["3"]
