@@ -13,6 +13,7 @@ from tdserve.base.errors import CorruptDataError
 from tdserve.store.checked_json import decode_checked, encode_checked
 from tdserve.store.faults import convert_os_errors
 from tdserve.store.files import FRESH_SUFFIX, sync_file
+from tdserve.store.held_folder import HeldFolder, find_name
 from tdserve.store.version_names import SUFFIX, make_values_name
 
 FILE_NAME = "synced.json"
@@ -30,8 +31,19 @@ def sync_versions(folder: Path, records: Mapping[int, str], *, uid: str) -> None
             store is next, and the file is the same.
 
     Raises:
+        CorruptDataError: They are of another incarnation: the store was deleted, and nothing was written.
         CorruptDataError, CapacityError: They cannot be read, or the record cannot be written.
     """
+    held = HeldFolder(folder)  # what is found here, and what is written, is of one folder
+    if is_of_another(held.path, uid=uid):
+        raise CorruptDataError(path=str(folder), expected="versions of this store", actual="those of another one")
+    if _note_versions(held.path, records, uid=uid):
+        for each in (held.path, folder.parent, folder.parent.parent):
+            sync_file(each)
+
+
+def _note_versions(folder: Path, records: Mapping[int, str], *, uid: str) -> bool:
+    """Syncs and records the versions in an opened folder; returns whether the record has changed."""
     before = find_marks(folder, uid)
     noted = {}
     for number, record in records.items():
@@ -43,10 +55,16 @@ def sync_versions(folder: Path, records: Mapping[int, str], *, uid: str) -> None
         if checksum:
             noted[str(number)] = [record, checksum]
     if noted == before:
-        return
+        return False
     _write_marks(folder, noted, uid=uid)
-    for each in (folder, folder.parent, folder.parent.parent):
-        sync_file(each)
+    return True
+
+
+def begin_marks(folder: Path, *, uid: str) -> None:
+    """Records which incarnation a new folder of versions is of: a sync of an earlier one, which was deleted and has had
+    the same name, leaves it alone."""
+    with convert_os_errors(folder / FILE_NAME):
+        (folder / FILE_NAME).write_bytes(_encode_marks({}, uid=uid))
 
 
 def is_of_version(known: str, record: str) -> bool:
@@ -75,10 +93,14 @@ def adopt_marks(folder: Path, *, uid: str) -> None:
 
 def _write_marks(folder: Path, versions: Mapping[str, list[str]], *, uid: str) -> None:
     fresh = folder / f"{FILE_NAME}{FRESH_SUFFIX}"
-    with convert_os_errors(fresh):
-        fresh.write_bytes(encode_checked({"uid": uid, "versions": versions}))
+    with convert_os_errors(find_name(folder) / fresh.name):
+        fresh.write_bytes(_encode_marks(versions, uid=uid))
         sync_file(fresh)
         os.replace(fresh, folder / FILE_NAME)
+
+
+def _encode_marks(versions: Mapping[str, list[str]], *, uid: str) -> bytes:
+    return encode_checked({"uid": uid, "versions": versions})
 
 
 def find_whole_versions(folder: Path, *, uid: str) -> dict[int, str]:

@@ -39,8 +39,9 @@ def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
 
 
 def files_of(server: tdserve.Server, name: str) -> list[str]:
-    """Names in the folder of a store's versions."""
-    return sorted(path.name for path in (Path(server.config.root) / "stores" / name / "versions").iterdir())
+    """Names of the files of a store's versions."""
+    folder = Path(server.config.root) / "stores" / name / "versions"
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".json")
 
 
 def check_newest(client: tdserve.Client, name: str, version: int, number: int) -> None:

@@ -15,7 +15,8 @@ from tdserve.server.opened_store import OpenedStore
 from tdserve.server.specs import Specs
 from tdserve.store.adopted import Adopted
 from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.version_marks import find_marks, find_whole_versions, is_of_another
+from tdserve.store.faults import convert_os_errors
+from tdserve.store.version_marks import begin_marks, find_marks, find_whole_versions, is_of_another
 from tdserve.store.version_names import remove_leftovers
 from tdserve.structure.tree import Spec
 from tdserve.v1 import control_pb2
@@ -31,7 +32,10 @@ class WeightsKind(StoreKind):
         self, folder: FilePath, stored: Spec, record: StoreRecord, adopted: Adopted | None
     ) -> list[str]:
         """Creates the folder of versions at once, so that concurrent publishers find one store."""
-        (folder / "versions").mkdir(parents=True)
+        versions = folder / "versions"
+        with convert_os_errors(versions):
+            versions.mkdir(parents=True)
+        begin_marks(versions, uid=record.uid)
         return []
 
     def open(self, record: StoreRecord, stores: KindStores, *, checks: bool = False) -> OpenedStore:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from tdserve.base.errors import CorruptDataError
 from tdserve.store.checked_json import encode_checked
 from tdserve.store.version_marks import (
     FILE_NAME,
     adopt_marks,
+    begin_marks,
     find_marks,
     find_whole_versions,
     is_of_another,
@@ -69,9 +72,32 @@ def test_versions_when_of_another_incarnation_then_none_is_whole_and_is_of_anoth
     sync_versions(folder, {1: '["one"]'}, uid=OTHER)
     assert find_whole_versions(folder, uid=UID) == {}
     assert is_of_another(folder, uid=UID)
-    sync_versions(folder, {1: '["another one"]'}, uid=UID)
-    assert find_whole_versions(folder, uid=UID) == {1: '["another one"]'}
-    assert not is_of_another(folder, uid=UID)
+
+
+def test_versions_when_the_folder_is_of_another_incarnation_then_not_synced_and_its_record_stays(folder: Path) -> None:
+    begin_marks(folder, uid=OTHER)
+    with pytest.raises(CorruptDataError, match=str(folder)):
+        sync_versions(folder, {1: '["of a deleted store"]'}, uid=UID)
+    assert is_of_another(folder, uid=UID)
+    sync_versions(folder, {1: '["one"]'}, uid=OTHER)
+    assert find_whole_versions(folder, uid=OTHER) == {1: '["one"]'}
+
+
+def test_versions_when_their_folder_is_moved_while_they_are_synced_then_the_next_one_has_no_record_of_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved, fsync = folder.with_name("moved"), os.fsync
+
+    def move(fd: int) -> None:
+        fsync(fd)
+        if not moved.exists():
+            folder.rename(moved)
+            folder.mkdir()
+
+    monkeypatch.setattr(os, "fsync", move)
+    sync_versions(folder, {1: '["one"]'}, uid=UID)
+    assert find_whole_versions(moved, uid=UID).keys() <= {1}
+    assert list(folder.iterdir()) == []
 
 
 def test_versions_when_moved_or_copied_then_compared_with_the_checksums_of_the_first_sync(folder: Path) -> None:

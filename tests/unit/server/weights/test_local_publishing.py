@@ -152,7 +152,7 @@ def test_publish_when_the_local_client_does_not_finish_then_the_version_before_s
                 await write
 
     run(scenario())
-    assert [path.name for path in world.stores.get("w").folder.glob("versions/*")] == ["1.safetensors"]
+    assert [path.name for path in world.stores.get("w").folder.glob("versions/*.safetensors*")] == ["1.safetensors"]
     assert latest(world, run).accepted.version == 1
     assert publish(world, run, 3) == 2
 
