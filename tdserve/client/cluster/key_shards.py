@@ -17,6 +17,9 @@ from tdserve.structure.tree import Path, Spec
 class KeyShards:
     """Chooses the shards of rows by a key: equal values have the same shard, in whatever dtype they are given.
 
+    Values of a key that is no tensor are compared with their kind: ``1``, ``1.0`` and ``True`` are three
+    values. Scalars of NumPy are what they contain, and ``-0.0`` is ``0.0``.
+
     Args:
         path: The key.
         spec: Structure of one row.
@@ -64,8 +67,12 @@ class KeyShards:
 
     def _encode(self, values: torch.Tensor, num_rows: int) -> NDArray[np.uint8]:
         converted = values.detach().to("cpu", self._dtype).contiguous()
+        if converted.is_floating_point() or converted.is_complex():
+            converted = converted + 0.0  # makes 0.0 of -0.0
         encoded: NDArray[np.uint8] = converted.reshape(num_rows, -1).view(torch.uint8).numpy()
         return encoded
 
     def _hash_value(self, value: Any) -> int:
-        return hash_to_shard(repr(value).encode(), self._num_shards)
+        plain = value.item() if isinstance(value, np.generic) else value
+        plain = plain + 0.0 if isinstance(plain, (float, complex)) else plain
+        return hash_to_shard(repr(plain).encode(), self._num_shards)
