@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import TDServeError
+from tdserve.base.errors import StoreNotFoundError, TDServeError
 from tdserve.base.integers import check_integer
+from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_checkpoints import checkpoint_cluster, restore_cluster
 from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.placement_records import find_here
 from tdserve.client.cluster.store_move import REBALANCE_TIMEOUT_S, OnProgress, choose_refuge, explain_left, move_store
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.moves.checkpoint_restore import OnRestore
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
 from tdserve.client.moves.manifest import Checkpoint
 from tdserve.client.moves.server_checkpoints import CHECKPOINT_TIMEOUT_S, Place
+from tdserve.client.session.description import StoreDescription
 from tdserve.rules.placement import find_whole, name_splits
 
 
@@ -77,7 +80,7 @@ class ClusterMoves:
         ConnectError within seconds if it does not answer."""
         client = self.members.get(check_integer("server", server, 0, maximum=len(self.members) - 1))
         self.members.check_answers(server, "whose stores are to be listed")
-        names = [name for name in client.stores() if client.describe(name).kind != "placement"]
+        names = [name for name in client.stores() if _is_there(client, name)]
         return [name for name in names if (whole := find_whole(name)) is None or name != name_splits(whole)]
 
     def choose_refuge(self, name: str, drained: int) -> int:
@@ -113,7 +116,8 @@ class ClusterMoves:
                 self.rebalance(name, self.choose_refuge(name, server), timeout_s=timeout_s)
                 moved.append(name)
             except TDServeError as error:
-                failures[name] = error
+                if not isinstance(error, StoreNotFoundError) or _is_there(self.members.get(server), name):
+                    failures[name] = error  # otherwise it was deleted meanwhile
         if failures:
             raise explain_left(failures, server)
         return moved
@@ -183,3 +187,10 @@ class ClusterMoves:
             deadline=deadline,
             on_progress=on_progress,
         )
+
+
+def _is_there(client: Client, name: str) -> bool:
+    """Returns whether a server has a store, and not only a record of where it is; it may have been deleted since it was
+    listed."""
+    found = find_here(client, name)
+    return isinstance(found, StoreDescription) and found.kind != "placement"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tdserve.rules.placement import choose_servers
+import tdserve
+from tdserve.rules.placement import OnShardLoss, choose_servers
 from tests.integration.cluster.losing import connecting, rows
 from tests.integration.cluster.names import name_owned_by
 from tests.integration.crashing import Crashing
@@ -31,7 +32,7 @@ def next_shared_name() -> str:
 
 @pytest.mark.parametrize("on_shard_loss", ["wait", "raise", "redirect"])
 def test_table_when_a_server_was_drained_and_has_gone_then_writes_go_where_the_shard_is(
-    leaving: list[Crashing], on_shard_loss: str
+    leaving: list[Crashing], on_shard_loss: OnShardLoss
 ) -> None:
     with connecting(leaving, timeout_s=20.0) as client, connecting(leaving) as mover:
         table = client.create_replay(next_shared_name(), rows(1)[0], 30, shards=2, on_shard_loss=on_shard_loss)
@@ -87,3 +88,22 @@ def test_weights_when_their_server_was_drained_and_has_gone_then_read_published_
         assert client.publish(weights, rows(3)) == 2
         assert client.from_remote_init(content)["number"].tolist() == [0, 1, 2]
         assert client[content]["number"].tolist() == [0, 1, 2]
+
+
+def test_drain_when_a_store_is_deleted_after_it_was_listed_then_the_others_move(
+    leaving: list[Crashing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connecting(leaving) as client, connecting(leaving) as mover:
+        stays, goes = name_owned_by(1, 3), name_owned_by(1, 3)
+        client.init_remote(rows(3), stays)
+        client.init_remote(rows(3), goes)
+        list_names = tdserve.Client.stores
+
+        def list_and_delete(asked: tdserve.Client, prefix: str = "") -> list[str]:
+            names = list_names(asked, prefix)
+            if goes in names:
+                client.delete(goes)
+            return names
+
+        monkeypatch.setattr(tdserve.Client, "stores", list_and_delete)
+        assert mover.drain(1) == [stays]
