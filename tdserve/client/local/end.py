@@ -387,6 +387,7 @@ _ends: weakref.WeakSet[LocalEnd] = weakref.WeakSet()
 def _forget_all() -> None:
     for end in list(_ends):
         end._forget()
+    _ends.clear()  # at its exit the child would wait for overwrites of its parent
 
 
 def _close_all() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Callable
 from queue import Empty, Full, Queue
 from threading import Event, Thread, current_thread
@@ -109,6 +110,9 @@ def make_late_error(name: str, timeout_s: float) -> DeadlineExceededError:
 _ENDS: dict[Thread, Callable[[], None]] = {}
 """What ends each running thread. One that receives content while the interpreter exits would abort the process
 (measured)."""
+
+
+os.register_at_fork(after_in_child=_ENDS.clear)  # these threads do not exist there, and their requests are the parent's
 
 
 def _run(make: Callable[[], None], end: Callable[[], None]) -> None:

@@ -4,6 +4,8 @@ import gc
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -262,6 +264,33 @@ def test_send_when_never_attached_then_connect_error(end: LocalEnd) -> None:
     with pytest.raises(ConnectError):
         end.send(control_pb2.ClientMessage())
     end.close()
+
+
+FORKING = """
+import os, sys
+import tdserve
+import torch
+from tdserve.client.local.end import LocalEnd
+from tensordict import TensorDict
+
+client = tdserve.connect(sys.argv[1], transport="shm")
+client.init_remote(TensorDict({"x": torch.zeros(2)}, [2]), "of a fork")
+child = os.fork()
+if child == 0:
+    LocalEnd.end_overwrites = lambda end: os._exit(7)
+    sys.exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "of a fork" in client.stores())
+client.delete("of a fork")
+client.close()
+"""
+
+
+def test_exit_when_of_a_forked_child_then_it_does_not_wait_for_overwrites_of_its_parent(
+    local_client: tdserve.Client,
+) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKING, local_client.address]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["0", "True"]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
@@ -148,3 +150,31 @@ def test_next_when_the_time_of_its_block_is_over_then_ends_and_goes_on_later(cli
         replay.extend(ROWS)
         queue.extend(ROWS)
         assert len(next(batches)) == len(next(taken)) == 4
+
+
+FORKING = """
+import os, sys
+from threading import Event
+from tdserve.client.tables.batches_ahead import BatchesAhead
+
+over, parent = Event(), os.getpid()
+
+def end():
+    over.set()
+    if os.getpid() != parent:
+        os._exit(7)
+
+ahead = BatchesAhead("t", max_batches=1)
+ahead.start(lambda: (ahead.put("ready"), over.wait()), end)
+ahead.take()
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), over.is_set())
+"""
+
+
+def test_exit_when_of_a_forked_child_then_the_batches_of_its_parent_go_on() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKING]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["0", "False"]
