@@ -198,7 +198,7 @@ class ShardedBatches:
         began_s = time.monotonic()
         while True:
             try:
-                came_s, share, batch = self._ahead.take()
+                came_s, share, batch = self._ahead.take(began_s)
             except EndOfStreamError:
                 raise StopIteration from None
             self._room.release()
@@ -231,9 +231,10 @@ def _fill(draw: Callable[[int], tuple[Share | None, Any]], ahead: BatchesAhead, 
             share, batch = draw(number)
         except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: the iterator raises it)
             room.release()
-            ahead.put(error)
             if not isinstance(error, DeadlineExceededError) and not getattr(error, "retryable", False):
+                ahead.put(error)
                 return
+            ahead.put_passing(error)
         else:
             number += 1
             ahead.put((time.monotonic(), share, batch))

@@ -170,7 +170,7 @@ class Batches:
         began_s = time.monotonic()
         while True:
             try:
-                came_s, oldest, share, upload = self._ahead.take()
+                came_s, oldest, share, upload = self._ahead.take(began_s)
             except EndOfStreamError:
                 raise StopIteration from None
             self._order.room.release()
@@ -221,14 +221,14 @@ def _fetch_until_closed(order: _Order) -> None:
                     raise
                 order.client = order.client.find_moved(error, Deadline.after(order.timeout_s))
         except DeadlineExceededError as error:
-            order.ahead.put(error)
+            order.ahead.put_passing(error)
             progress.record_progress()
         except REPEATED as error:
             if getattr(error, "server", None) is not None:  # this client knows no other server
                 order.ahead.put(error)
                 return
             if time.monotonic() - progress.last_s >= order.timeout_s:
-                order.ahead.put(error)
+                order.ahead.put_passing(error)
                 progress.record_progress()
             order.ahead.closed.wait(progress.backoff_s)
             progress.backoff_s = lengthen(progress.backoff_s)
@@ -284,7 +284,7 @@ def _fetch(order: _Order, progress: _Progress) -> None:
             progress.record_progress()
             num_under_way = order.num_under_way
     except DeadlineExceededError as error:  # reported first: cancelling the others takes as long again
-        order.ahead.put(error)
+        order.ahead.put_passing(error)
         progress.record_progress()
     finally:
         _give_up(order, session, under_way)

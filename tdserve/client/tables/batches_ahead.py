@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import Empty, Full, Queue
-from threading import Event, Thread, current_thread
+from threading import Event, Lock, Thread, current_thread
 from typing import Any
 
 from tdserve.base.deadline import Deadline
@@ -20,6 +22,14 @@ JOIN_TIMEOUT_S = 5.0
 
 POLL_S = 0.2
 """Longest time until a waiting thread notices that the iterator was closed."""
+
+
+@dataclass
+class _Passing:
+    """The error of a wait that was in vain, after which others follow, and when it came last."""
+
+    came_s: float
+    error: BaseException
 
 
 class BatchesAhead:
@@ -38,6 +48,8 @@ class BatchesAhead:
         self.closed = Event()
         self._name = name
         self._items: Queue[Any] = Queue(maxsize=max_batches)
+        self._passing: _Passing | None = None  # which waits for its taker
+        self._passing_lock = Lock()
         self._end: EndOfStreamError | None = None
         self._thread: Thread | None = None
 
@@ -60,8 +72,27 @@ class BatchesAhead:
             except Full:
                 continue
 
-    def take(self) -> Any:
+    def put_passing(self, error: BaseException) -> None:
+        """Adds the error of a wait that was in vain, which only a call raises that had begun by then.
+
+        It takes the place of one that nobody has taken; then it pauses, as nobody waits.
+        """
+        with self._passing_lock:
+            before, came = self._passing, _Passing(time.monotonic(), error)
+            if before is None:
+                self._passing = came
+            else:
+                before.came_s, before.error = came.came_s, error
+        if before is None:
+            self.put(came)
+        else:
+            self.closed.wait(POLL_S)
+
+    def take(self, began_s: float) -> Any:
         """Returns the next batch; waits for it.
+
+        Args:
+            began_s: When the call for it began, on the monotonic clock.
 
         Raises:
             EndOfStreamError: The table has no more; from then on in each call.
@@ -80,7 +111,12 @@ class BatchesAhead:
                     raise ClosedError(what=f"the iterator over batches of {self._name!r}") from None
                 limit.raise_if_expired(f"a batch of {self._name!r}")
                 continue
-            if isinstance(item, EndOfStreamError):
+            if isinstance(item, _Passing):
+                with self._passing_lock:
+                    self._passing = None
+                if item.came_s >= began_s:
+                    raise item.error
+            elif isinstance(item, EndOfStreamError):
                 self._end = item
             elif isinstance(item, BaseException):
                 raise item

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
@@ -152,6 +153,37 @@ def test_next_when_the_time_of_its_block_is_over_then_ends_and_goes_on_later(cli
         assert len(next(batches)) == len(next(taken)) == 4
 
 
+def test_next_when_only_earlier_waits_were_in_vain_then_returns_what_is_there_by_now(
+    client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[None]()
+
+    def note(*arguments: Any, **options: Any) -> Any:
+        asked.append(None)
+        return ask(*arguments, **options)
+
+    monkeypatch.setattr(table_batches, "ask", note)
+    replay = client.create_replay(name, ROWS[0], 8)
+    with replay.batches(4, prefetch=2, timeout_s=0.1) as batches:
+        wait_for(lambda: len(asked) >= 5, "waits that are over")
+        replay.extend(ROWS)
+        wait_for(lambda: replay.info()["samples"], "batches")
+        assert len(next(batches)) == 4
+        assert len(next(batches)) == 4
+
+
+def test_take_when_an_error_has_passed_before_it_began_then_only_a_later_one_is_raised() -> None:
+    ahead = BatchesAhead("t", max_batches=2)
+    for number in range(2):
+        ahead.put_passing(DeadlineExceededError(what=f"batch {number}", timeout_s=1.0))
+    ahead.put("ready")
+    assert ahead.take(time.monotonic()) == "ready"
+    began_s = time.monotonic()
+    ahead.put_passing(DeadlineExceededError(what="batch 2", timeout_s=1.0))
+    with pytest.raises(DeadlineExceededError, match="batch 2"):
+        ahead.take(began_s)
+
+
 FORKING = """
 import os, sys
 from threading import Event
@@ -166,7 +198,7 @@ def end():
 
 ahead = BatchesAhead("t", max_batches=1)
 ahead.start(lambda: (ahead.put("ready"), over.wait()), end)
-ahead.take()
+ahead.take(0.0)
 child = os.fork()
 if child == 0:
     sys.exit(0)
