@@ -23,18 +23,21 @@ class TableEdits:
     def set_at_(self, key: Any, value: Any, index: Any) -> Any:
         """Writes a key of some rows.
 
+        Args:
+            index: Row numbers, also negative ones, or a slice, as of ``storage[index]``; or a mask with one element per
+                row of ``storage[:]``.
+
         Raises:
             SelectionError: A row is not live. Nothing was written.
         """
-        numbers = torch.arange(len(self._storage))
-        if not isinstance(index, (slice, int)):
-            index = torch.as_tensor(index)
-        self._storage.overwrite(key, value, numbers[index].reshape(-1))
+        if not isinstance(index, slice):
+            index = torch.as_tensor(index).reshape(-1)
+        self._storage.overwrite(key, value, self._find_numbers(index))
         return self._buffer
 
     def set_(self, key: Any, value: Any) -> Any:
         """Writes a key of all rows."""
-        self._storage.overwrite(key, value, torch.arange(len(self._storage)))
+        self._storage.overwrite(key, value, self._storage.list_numbers())
         return self._buffer
 
     def update_(
@@ -44,3 +47,16 @@ class TableEdits:
         for key in input_dict_or_td.keys() if keys_to_update is None else keys_to_update:
             self.set_(key, input_dict_or_td[key])
         return self._buffer
+
+    def _find_numbers(self, index: slice | torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor
+        if isinstance(index, slice):
+            found = self._storage.list_numbers(index)
+        elif index.dtype == torch.bool:
+            found = self._storage.list_numbers()[index]
+        elif (index < 0).any():
+            live = self._storage.list_numbers()
+            found = torch.where(index < 0, index + (int(live[-1]) + 1 if len(live) else 0), index)
+        else:
+            found = index
+        return found

@@ -309,6 +309,20 @@ class TDServeStorage(Storage):
         index = torch.tensor(list(index)) if isinstance(index, range) else index
         return from_table(self.require_table()[index])
 
+    def list_numbers(self, among: slice = slice(None)) -> torch.Tensor:
+        """Lists the numbers of the live rows that ``storage[among]`` has."""
+        table, num_rows = self.table, len(self)  # asks for the counts
+        if table is None or self._has_kept_all(table, num_rows):
+            return torch.arange(num_rows)[among]
+        leaf = min(table.spec.tensors, key=lambda each: each[1].nbytes, default=None)
+        path = table.spec.leaf_paths[0] if leaf is None else leaf[0]
+        _, numbers, _ = table.read_numbered(among, (path,))
+        return numbers
+
+    def _has_kept_all(self, table: ReplayHandle, num_rows: int) -> bool:
+        """Returns whether no row was deleted, by the counts of the last look: the rows are the first numbers."""
+        return num_rows == min(table.counts().inserts, self.max_size)
+
     def contains(self, item: Any) -> Any:
         """Returns whether a row number is live; of a tensor of numbers a tensor of answers. Negative ones count from
         the length.
@@ -317,7 +331,7 @@ class TDServeStorage(Storage):
         numbers = torch.tensor(int(item)) if is_one else item.cpu().long()
         table, num_rows = self.table, len(self)  # asks for the counts
         numbers = torch.where(numbers < 0, numbers + num_rows, numbers)
-        if table is None or num_rows == min(table.counts().inserts, self.max_size):  # no row was deleted
+        if table is None or self._has_kept_all(table, num_rows):
             found = (numbers >= 0) & (numbers < num_rows)
         else:
             found = self.find_generations(numbers) != NOT_LIVE

@@ -70,6 +70,30 @@ def test_rows_when_those_that_replace_them_do_not_fit_then_stay(
     assert storage[:]["obs"].tolist() == [4.0, 5.0]
 
 
+def test_keys_when_changed_after_rows_have_left_then_of_the_rows_that_are_left(
+    client: tdserve.Client, name: str
+) -> None:
+    buffer = ReplayBuffer(storage=TDServeStorage(10, address=client, name=name), batch_size=2)
+    buffer.extend(make_rows(*range(6)))
+    buffer.storage.table.delete(torch.tensor([0, 1, 3]))
+    buffer.set_("obs", torch.tensor([12.0, 14.0, 15.0]))
+    assert buffer[:]["obs"].tolist() == [12.0, 14.0, 15.0]
+    changes = [
+        (torch.tensor([5, 2]), [22.0, 14.0, 25.0]),
+        (-1, [22.0, 14.0, 35.0]),
+        (slice(3, 5), [22.0, 44.0, 35.0]),
+        (torch.tensor([True, False, False]), [52.0, 44.0, 35.0]),
+    ]
+    values = [torch.tensor([25.0, 22.0]), torch.tensor(35.0), torch.tensor([44.0]), torch.tensor([52.0])]
+    for (index, expected), value in zip(changes, values, strict=True):
+        buffer.set_at_("obs", value, index)
+        assert buffer[:]["obs"].tolist() == expected
+    buffer.update_({"obs": torch.tensor([62.0, 64.0, 65.0])})
+    assert buffer[torch.tensor([2, 4, 5])]["obs"].tolist() == [62.0, 64.0, 65.0]
+    with pytest.raises(tdserve.SelectionError):
+        buffer.set_at_("obs", torch.tensor([0.0]), torch.tensor([3]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("data", [{"x": torch.ones(2)}, [{"x": torch.ones(())}], (torch.ones(2),), [1, 2], []], ids=str)
 def test_rows_when_they_are_no_tensordicts_then_are_refused(client: tdserve.Client, name: str, data: Any) -> None:
