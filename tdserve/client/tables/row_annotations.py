@@ -163,7 +163,7 @@ def find_oldest_version(batch: Any) -> int:
 
 
 def _check_versions(given: Any, num_rows: int) -> np.ndarray[Any, Any]:
-    if isinstance(given, (torch.Tensor, np.ndarray)) and given.ndim:
+    if np.ndim(given) > 0:
         array = np.asarray(to_host(given))
         if array.dtype.kind not in "iu" or array.shape != (num_rows,):
             reason = f"{array.dtype} {list(array.shape)} is neither an integer nor integers [{num_rows}]"

@@ -32,14 +32,28 @@ def test_add_to_when_one_version_is_given_then_it_stands_for_all(given: Any) -> 
     assert encode_versions(given) == [3]
 
 
-@pytest.mark.parametrize("given", [torch.tensor([3, 0]), np.array([3, 0], np.uint8), torch.tensor([3, 0]).int()])
+@pytest.mark.parametrize(
+    "given", [torch.tensor([3, 0]), np.array([3, 0], np.uint8), torch.tensor([3, 0]).int(), [3, 0], (np.int64(3), 0)]
+)
 def test_add_to_when_each_row_has_a_version_then_all_are_sent(given: Any) -> None:
     assert encode_versions(given) == [3, 0]
 
 
 @pytest.mark.parametrize(
     "given",
-    [-1, True, 1.0, "1", [1, 2], torch.tensor(True), torch.tensor([1]), torch.tensor([1.0, 2.0]), np.array([1, -1])],
+    [
+        -1,
+        True,
+        1.0,
+        "1",
+        [1, -2],
+        [1.0, 2.0],
+        [1, 2, 3],
+        torch.tensor(True),
+        torch.tensor([1]),
+        torch.tensor([1.0, 2.0]),
+        np.array([1, -1]),
+    ],
     ids=repr,
 )
 def test_add_to_when_it_is_no_version_then_refused(given: Any) -> None:
