@@ -27,6 +27,7 @@ def test_compact_all_when_one_store_is_damaged_then_the_others_are_compacted_and
     records = [StoreRecord(name, "tensordict", UID, fingerprint=spec.fingerprint) for name in ("damaged", "good")]
     for record in records:
         folder = root.store_folder(record.name)
+        folder.mkdir()
         with Objects(folder / "objects", writable=True) as objects:
             for value in (bytes(5_000_000), b"small"):
                 objects.put_many([ObjectColumn(("v",), [0], [value])])

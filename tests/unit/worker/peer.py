@@ -55,6 +55,7 @@ class StoredTensorDict:
     def __init__(self, folder: FilePath, td: Any, *, uid: str = UID) -> None:
         captured = capture(td)
         self.spec: Spec = captured.spec
+        folder.parent.mkdir(parents=True, exist_ok=True)
         leaf_folders.create(folder, self.spec)
         num_rows = self.spec.num_rows
         self.generations = Generations.create(folder / FILE_NAME, uid=uid, num_rows=num_rows + 1)
