@@ -135,7 +135,7 @@ class ShardDraws:
                 if counts is None and not drawn:
                     table, num_needed = self._table, 0 if query.is_lease else num_missing  # of a lease, any rows
                     check_not_final(table.name, masses, table.num_shards, num_needed=num_needed)
-                more = [] if counts is None else self._draw_parts(make_query, counts, deadline, limits)
+                more = [] if counts is None else self._draw_parts(make_query, counts, deadline, limits, drawn)
                 if not more:
                     if not drawn or self._must_give_back(query, drawn, time.monotonic() - began_s, deadline):
                         self.give_back(drawn, deadline)
@@ -146,7 +146,6 @@ class ShardDraws:
                     continue
                 scales = {shard: found.scale for shard, found in masses.items()}
                 weigh_parts(more, scales, self._table.settings.sampler)
-                drawn += more
                 got = sum(len(part.rows.tensors["index",]) for part in more)
                 num_missing = num_missing - got if self._table.settings.sampler.is_exact else 0
                 if 0 < query.min_rows <= num_rows - num_missing:
@@ -290,12 +289,15 @@ class ShardDraws:
         counts: Mapping[int, int],
         deadline: Deadline,
         limits: dict[int, int],
+        drawn: list[DrawnPart],
     ) -> list[DrawnPart]:
         """Draws so many rows from each shard; those that did not answer, or have fewer by now, give none.
 
         Args:
             limits: Gets what a shard that has fewer rows is asked for next.
+            drawn: Gets what is drawn, also if another shard then refuses.
         """
+        more: list[DrawnPart] = []
 
         def asks_once(query: Query) -> bool:
             """Returns whether a shard is not waited for: others may have what it lacks."""
@@ -311,11 +313,11 @@ class ShardDraws:
                 rows = draw_whole_rows(client, query, counts[shard], num_batches=1, deadline=given)
             return DrawnPart(shard, client, query, rows)
 
-        def follow_and_draw(shard: int, part: Any) -> DrawnPart | None:
+        def follow_and_draw(shard: int, part: Any) -> None:
             try:
-                found: DrawnPart = part.follow_and_retry(lambda: draw(shard, part), deadline)
+                more.append(part.follow_and_retry(lambda: draw(shard, part), deadline))
             except TransferAbortedError:  # rows were written meanwhile; the next try finds them whole
-                return None
+                return
             except TransportError:  # perhaps the server is away
                 raise
             except TDServeError as error:
@@ -325,17 +327,16 @@ class ShardDraws:
                     raise
                 if is_short:  # others were faster
                     limits[shard] = counts[shard] // self._find_unit(query) // 2
-                return None
-            return found
 
         try:
-            draw_parts = self._table.ask_parts(counts, follow_and_draw, deadline=deadline)
+            self._table.ask_parts(counts, follow_and_draw, deadline=deadline)
         except TransportError as error:  # the servers of these shards are away; others may have the rows
             if not error.retryable or deadline.expired:
                 raise
             self._known.forget()
-            return []
-        return [part for part in draw_parts.values() if part is not None]
+        finally:
+            drawn += more
+        return more
 
     def join(self, drawn: list[DrawnPart]) -> Sampled:
         """Joins the rows of all shards, with the numbers that they have in the whole table; rows, groups and slices are

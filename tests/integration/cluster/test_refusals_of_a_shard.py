@@ -1,0 +1,47 @@
+"""What one shard refuses, or no longer answers, takes no rows away from others that it shares a table with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import tdserve
+from tdserve.base.errors import DamagedRowError
+from tests.integration.cluster.losing import connecting, fill_each, rows
+from tests.integration.cluster.names import next_name
+from tests.integration.crashing import Crashing
+from tests.processes import wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[list[Crashing]]:
+    """Three servers, of which one is damaged, killed or stopped."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Crashing(tmp_path / f"root{number}")) for number in range(3)]
+
+
+def take_on_and_on(queue: tdserve.ShardedQueueHandle) -> None:
+    """Takes rows and acknowledges them until that is refused."""
+    while True:
+        queue.ack(queue.take(6, timeout_s=20.0, ack=False))
+
+
+def test_take_when_a_shard_has_a_damaged_row_then_others_get_the_rows_of_all_shards(own: list[Crashing]) -> None:
+    with connecting(own) as client:
+        queue = client.create_queue(next_name(), rows(1)[0], 300, shards=3, checksum=True)
+        fill_each(queue)
+        servers = queue.placement.servers
+        own[servers[1]].server.shutdown()
+        (column,) = (own[servers[1]].root / "stores" / f"{queue.name}#1").rglob("number.memmap")
+        with column.open("r+b") as file:
+            file.write(b"\x77")
+        own[servers[1]].start()
+        for _ in range(3):
+            with pytest.raises(DamagedRowError):
+                take_on_and_on(queue)
+        wait_for(lambda: not any(shard["num_leased"] for shard in queue.info()["shards"]), "rows that are given back")
