@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import WrongStateError
+from tdserve.base.errors import DeadlineExceededError, TransportError, WrongStateError
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.drawn_parts import DrawnPart
 from tdserve.client.cluster.shard_shares import ShardShares
@@ -20,6 +19,7 @@ from tdserve.client.cluster.sharded_table import select_rows
 from tdserve.client.content.devices import resolve_device, to_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
+from tdserve.client.session.call_conditions import may_repeat
 from tdserve.client.session.call_traces import gather_spans
 from tdserve.client.session.step_counts import StepCount, StepCounts
 from tdserve.client.tables.change_requests import spread_generations, spread_priorities, to_row_numbers
@@ -31,7 +31,8 @@ from tdserve.client.tables.draw_arguments import (
 from tdserve.client.tables.sampling import Query
 from tdserve.client.tables.share import Share, parse_table_share
 from tdserve.client.tables.taken_batches import TakenBatches
-from tdserve.client.tables.taking import acknowledge, name_rows, to_numbers
+from tdserve.client.tables.taking import acknowledge, give_back_later, name_rows, to_numbers
+from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.placement import PlacementRecord
 
 
@@ -106,15 +107,35 @@ class ShardedReplayHandle(ShardedLeasingTable):
         return drawn[0].query.hand_over(to_device(self._draws.join(drawn).build(), device))
 
     def _take_all(self, queries: Callable[[Any], Query], num_rows: int, deadline: Deadline) -> list[DrawnPart]:
-        """Takes rows and acknowledges them before anybody has them; takes others for those of which the lease has ended
-        meanwhile, as with a restart of a server."""
+        """Takes rows and acknowledges them before anybody has them; takes others for those that it cannot."""
         taken: list[DrawnPart] = []
         while num_missing := num_rows - sum(part.rows.spec.batch_size[0] for part in taken):
-            for part in self._draws.draw(queries, num_missing, deadline):
-                with suppress(WrongStateError):
-                    acknowledge(part.client, part.query, name_rows(part.rows), deadline)
-                    taken.append(part)
+            drawn = self._draws.draw(queries, num_missing, deadline)
+            try:
+                while drawn:
+                    if self._acknowledge(drawn[0], deadline):
+                        taken.append(drawn[0])
+                    del drawn[0]
+            except BaseException:
+                self._draws.give_back(drawn, deadline)
+                raise
         return taken
+
+    def _acknowledge(self, part: DrawnPart, deadline: Deadline) -> bool:
+        """Acknowledges rows; returns False if their lease has ended meanwhile, as with a restart of the server, or the
+        server does not answer."""
+        named = name_rows(part.rows)
+        try:
+            acknowledge(part.client, part.query, named, deadline.shorten(PATIENCE_S))
+        except WrongStateError:
+            return False
+        except (TransportError, DeadlineExceededError) as error:
+            if not may_repeat(error, deadline):
+                raise
+            self._cluster.members.note_silent(self.placement.servers[part.shard])
+            give_back_later(part.client, part.query, named)
+            return False
+        return True
 
     def _make_queries(self, conditions: Conditions, **options: Any) -> Callable[[Any], Query]:
         return lambda part: part.make_query(conditions, **options)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tdserve
 from tdserve.base.errors import DamagedRowError
+from tdserve.client.tables.taking import acknowledge
 from tests.integration.cluster.losing import connecting, fill_each, rows
 from tests.integration.cluster.names import next_name
 from tests.integration.crashing import Crashing
@@ -45,3 +47,26 @@ def test_take_when_a_shard_has_a_damaged_row_then_others_get_the_rows_of_all_sha
             with pytest.raises(DamagedRowError):
                 take_on_and_on(queue)
         wait_for(lambda: not any(shard["num_leased"] for shard in queue.info()["shards"]), "rows that are given back")
+
+
+def test_sample_when_a_server_is_lost_before_its_rows_are_acknowledged_then_gets_others(
+    own: list[Crashing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[int] = []
+
+    def kill_and_acknowledge(client: Any, *arguments: Any) -> None:
+        if not lost:
+            lost.append(next(server for server, each in members.used.items() if each is client))
+            own[lost[0]].kill()
+        acknowledge(client, *arguments)
+
+    with connecting(own) as client:
+        members = client.members
+        table = client.create_replay(next_name(), rows(1)[0], 300, shards=3, consumers=("learner",))
+        fill_each(table)
+        monkeypatch.setattr("tdserve.client.cluster.sharded_replay.acknowledge", kill_and_acknowledge)
+        drawn = table.sample(15, consumer="learner", timeout_s=60.0)
+        assert len({*drawn["index"].tolist()}) == 15
+        left_out = {shard for shard, server in enumerate(table.placement.servers) if server in lost}
+        assert not left_out & {*(drawn["index"] // table.part_capacity).tolist()}
+        assert [each["num_leased"] for each in table.info()["shards"] if each] == [0, 0]
