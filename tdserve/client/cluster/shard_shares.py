@@ -10,14 +10,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, TransportError, VersionConflictError
+from tdserve.base.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    TDServeError,
+    TransportError,
+    VersionConflictError,
+)
 from tdserve.client.cluster.drawn_parts import DrawnPart, weigh_parts
 from tdserve.client.cluster.part_errors import note_elsewhere
 from tdserve.client.cluster.shard_masses import ask_mass
 from tdserve.client.cluster.sharded_table import ShardedTable
+from tdserve.client.session.call_conditions import may_repeat
 from tdserve.client.session.call_deadline import within
 from tdserve.client.tables.sampling import Query, draw_whole_rows
 from tdserve.client.tables.share import Share
+from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.placement import name_splits
 from tdserve.rules.shard_division import ShardMass, ShardScale, check_not_final, divide_among_ranks, explain_shortage
 
@@ -171,13 +179,20 @@ class ShardShares:
     def _ask_masses(
         self, make_query: Callable[[Any], Query], num_rows: int, deadline: Deadline
     ) -> Mapping[int, ShardMass]:
-        """Asks all shards that answer what may be drawn from them under the conditions of a step."""
+        """Asks all shards that answer what may be drawn from them under the conditions of a step; one that has stopped
+        answering must not take all the time that the call has."""
         table = self._table
 
         def ask(_: int, part: Any) -> ShardMass:
-            return ask_mass(part, lambda each: replace(make_query(each), share=None), num_rows, deadline)
+            until = deadline.shorten(PATIENCE_S)
+            return ask_mass(part, lambda each: replace(make_query(each), share=None), num_rows, until)
 
-        return table.ask_parts(table.list_live() or range(table.num_shards), ask)
+        while True:
+            try:
+                return table.ask_parts(table.list_live() or range(table.num_shards), ask)
+            except TDServeError as error:  # a server is slow, or the table at rest
+                if not may_repeat(error, deadline):
+                    raise
 
 
 def _read(splits: Any, name: str, num_rows: int) -> StepDivision | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 import tdserve
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DamagedRowError
 from tdserve.client.tables.taking import acknowledge
 from tests.integration.cluster.losing import connecting, fill_each, rows
@@ -70,3 +73,19 @@ def test_sample_when_a_server_is_lost_before_its_rows_are_acknowledged_then_gets
         left_out = {shard for shard, server in enumerate(table.placement.servers) if server in lost}
         assert not left_out & {*(drawn["index"] // table.part_capacity).tolist()}
         assert [each["num_leased"] for each in table.info()["shards"] if each] == [0, 0]
+
+
+def test_sample_of_a_rank_when_a_server_stands_still_then_goes_on_without_it(own: list[Crashing]) -> None:
+    with connecting(own) as client:
+        table = client.create_replay(next_name(), rows(1)[0], 300, shards=3)
+        fill_each(table)
+        table.sample(4, rank=0, world_size=1, step=0)
+        stopped = own[table.placement.servers[2]].server.pid
+        os.kill(stopped, signal.SIGSTOP)
+        deadline = Deadline.after(16.0)
+        try:
+            drawn = table.sample(8, rank=0, world_size=1, step=1, timeout_s=16.0)
+            assert not deadline.expired, "all the time that the call had"
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        assert {*(drawn["index"] // table.part_capacity).tolist()} <= {0, 1}
