@@ -11,6 +11,7 @@ import torch
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, TransportError, WrongStateError
 from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.directory import compute_look_s
 from tdserve.client.cluster.drawn_parts import DrawnPart
 from tdserve.client.cluster.shard_shares import ShardShares
 from tdserve.client.cluster.sharded_batches import ShardedBatches
@@ -126,7 +127,8 @@ class ShardedReplayHandle(ShardedLeasingTable):
         server does not answer."""
         named = name_rows(part.rows)
         try:
-            acknowledge(part.client, part.query, named, deadline.shorten(PATIENCE_S))
+            until = deadline.shorten(min(PATIENCE_S, compute_look_s(deadline)))
+            acknowledge(part.client, part.query, named, until)
         except WrongStateError:
             return False
         except (TransportError, DeadlineExceededError) as error:

@@ -68,7 +68,7 @@ def test_sample_when_a_server_is_lost_before_its_rows_are_acknowledged_then_gets
         table = client.create_replay(next_name(), rows(1)[0], 300, shards=3, consumers=("learner",))
         fill_each(table)
         monkeypatch.setattr("tdserve.client.cluster.sharded_replay.acknowledge", kill_and_acknowledge)
-        drawn = table.sample(15, consumer="learner", timeout_s=60.0)
+        drawn = table.sample(15, consumer="learner", timeout_s=4.8)
         assert len({*drawn["index"].tolist()}) == 15
         left_out = {shard for shard, server in enumerate(table.placement.servers) if server in lost}
         assert not left_out & {*(drawn["index"] // table.part_capacity).tolist()}
