@@ -340,7 +340,7 @@ class ClusterClient(ClusterMoves):
             return _memmap_like(self, like, name, *args, batch_size=batch_size, **options)
         sizes = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
         if not sizes:
-            raise InvalidRequestError(argument="batch_size", reason="a dataset of several servers has rows")
+            raise InvalidRequestError(argument="batch_size", reason="required: a shared dataset is divided by rows")
 
         def create(client: Client, part: str, rows: slice) -> None:
             own = [rows.stop - rows.start, *sizes[1:]]

@@ -87,7 +87,7 @@ class BackgroundCalls:
             try:
                 return self._executor.submit(call.begin)
             except RuntimeError:
-                call.refuse(ClosedError(what="the interpreter"))
+                call.refuse(ClosedError(what="the interpreter is shutting down: the client"))
                 return AwaitableFuture.make_done(None)
 
 

@@ -75,5 +75,5 @@ def _attempt(
 def require_content(content: Content | None) -> Content:
     """Returns the content of a read without ``newer_than``, which always has some."""
     if content is None:
-        raise LocalProtocolError(reason="a read without newer_than brought nothing")
+        raise LocalProtocolError(reason="a read without newer_than returned no content")
     return content

@@ -137,7 +137,7 @@ class Ring:
             expected = f"a cursor below {capacity}"
             raise CorruptDataError(path="state of a ring", expected=expected, actual=str(dict(state)))
         if int(generations.min()) < 0:
-            raise CorruptDataError(path="generations", expected="no negative one", actual=str(int(generations.min())))
+            raise CorruptDataError(path="generations", expected="0 or more", actual=str(int(generations.min())))
         is_odd = (generations & 1).astype(np.bool_)
         # Rows that were reserved after the state was stored: the cursor had passed them. If it stayed, it would reach
         # them again right after they are filled, and take them for the oldest.

@@ -322,5 +322,5 @@ def _from_part(part: str, value: Any) -> Any:
         raise NotSupportedError(feature=f"{unknown!r} of {part} {kind!r}", reason=f"it has {sorted(fields)}")
     for name, field in fields.items():
         if name not in arguments and field.default is dataclasses.MISSING:
-            raise InvalidRequestError(argument=name, reason=f"{part} {kind!r} must have it")
+            raise InvalidRequestError(argument=name, reason=f"required by {part} {kind!r}")
     return cls(**arguments)

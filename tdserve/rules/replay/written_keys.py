@@ -86,6 +86,6 @@ class WrittenKeys:
         words = [0] * self._words.shape[1]
         for key in keys:
             if not 0 <= key < self._num_keys:
-                raise LocalProtocolError(reason=f"key {key} of rows that have {self._num_keys}")
+                raise LocalProtocolError(reason=f"key {key} is out of range: rows have {self._num_keys} keys")
             words[key // _BITS] |= 1 << key % _BITS
         return np.array(words, np.uint64)

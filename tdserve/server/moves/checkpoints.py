@@ -373,7 +373,7 @@ class Checkpoints:
 
     def _get_frozen(self, by: Seal) -> Frozen:
         if by not in self._frozen:
-            raise WrongStateError(state=f"nothing is kept for checkpoint {by.operation}", event="reading it")
+            raise WrongStateError(state="nothing is kept for it", event=f"a read of checkpoint {by.operation}")
         return self._frozen[by]
 
     def _list_frozen(self, by: Seal, first: int) -> control_pb2.CheckpointAnswer:
