@@ -33,7 +33,7 @@ def convert_part_errors(name: str, get_first_row: Callable[[int], int] = lambda 
     """
     try:
         yield
-    except (StoreMovedError, TransportError):  # of the part alone, and who follows it goes by its name
+    except (StoreMovedError, TransportError):  # concerns this part only; callers find it again by name
         raise
     except TDServeError as error:
         shard = _find_shard(error, name)

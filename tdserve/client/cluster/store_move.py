@@ -1,8 +1,8 @@
 """Moves a store from one server of a cluster to another, while others use it.
 
 Its files are copied while it serves, and again what has changed meanwhile. Then it is sealed: its clients wait, and
-what is left is copied, with all that is on record of it. Once the source releases it, the target has it. A crash of
-anybody before that leaves the store where it is, and one after it is finished by whoever asks next.
+what is left is copied, with all that is on record of it. Once the source releases it, the target has it. After an
+earlier crash the store stays at the source; after a later one the next request completes the move.
 """
 
 from __future__ import annotations

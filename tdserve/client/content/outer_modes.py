@@ -38,7 +38,7 @@ SPECIAL_CALLS = (
 def leave_modes() -> Iterator[None]:
     """Leaves the modes for the time of a call.
 
-    A mode of the caller's own goes on. One that sets a device leaves a tensor alone that has got the CPU already.
+    Custom modes stay active. Device modes do not move tensors that are explicitly on the CPU.
     """
     with clear_transforms(), torch.device("cpu"):
         yield

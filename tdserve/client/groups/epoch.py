@@ -25,8 +25,8 @@ from tdserve.transport.rendezvous import KVStore
 from tdserve.v1 import control_pb2
 
 LOST_GRACE_S = 0.25
-"""How long a call under way may go on after a member has left, which it may not need. And how long a member whose
-connection breaks waits for the report of who has left."""
+"""How long a call continues after a member leaves, and how long a member whose connection breaks waits for the report
+of who left."""
 
 _open: WeakSet[GroupEpoch] = WeakSet()
 """Epochs to leave in good order when the interpreter exits: the others may still be in a call that is over here."""

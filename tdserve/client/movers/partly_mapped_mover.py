@@ -56,12 +56,12 @@ class PartlyMappedMover(ClientMover):
 
     @property
     def is_ready(self) -> bool:
-        """As of what moves the writes."""
+        """See ``ClientMover``; delegates to the mover for writes."""
         return self._writes.is_ready
 
     @property
     def inline_bytes(self) -> int:
-        """As of what moves the writes."""
+        """See ``ClientMover``; delegates to the mover for writes."""
         return self._writes.inline_bytes
 
     def prepare(
@@ -72,15 +72,15 @@ class PartlyMappedMover(ClientMover):
         margin_nbytes: int = 0,
         fetch: Callable[[], Captured] | None = None,
     ) -> Outgoing:
-        """As of what moves the writes."""
+        """See ``ClientMover``; delegates to the mover for writes."""
         return self._writes.prepare(captured, target, margin_nbytes=margin_nbytes, fetch=fetch)
 
     def take_apart(self, captured: Captured) -> None:
-        """As of what moves the writes."""
+        """See ``ClientMover``; delegates to the mover for writes."""
         self._writes.take_apart(captured)
 
     def open_claim(self, name: str, stored: Spec, claim: control_pb2.Claim) -> LocalClaim:
-        """As of what moves the writes."""
+        """See ``ClientMover``; delegates to the mover for writes."""
         return self._writes.open_claim(name, stored, claim)
 
     def find_known(self, name: str, spec: Spec) -> MappedStore | None:

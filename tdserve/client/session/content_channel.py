@@ -73,7 +73,7 @@ class ContentChannel:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is open."""
+        """Whether content can be sent; false before the channel is formed and after a loss."""
         return self._channel is not None
 
     @property

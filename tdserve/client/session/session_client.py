@@ -278,7 +278,7 @@ class SessionClient:
         return self.catalog.missing_names.explain(error, timeout_s)
 
     def count_call(self, call: str, begun_s: float, *, store: str, num_rows: int, code: str = "") -> None:
-        """Counts a call about rows of a store that was made without a request, and ends now; other arguments as of
+        """Records a call on a store's rows that was served without a request, and ends now; other arguments as of
         ``ObservedCalls.count``."""
         if (session := self._session) is not None:
             session.count_call(call, begun_s, code)

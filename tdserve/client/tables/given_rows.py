@@ -146,7 +146,7 @@ def suggest_form(num_extra_dims: int, row: Spec) -> str:
 
 
 def add_form_hint(error: SpecMismatchError, row: Spec) -> SpecMismatchError:
-    """Returns the error of a single row, with what may have been meant if its batch size is that of no row."""
+    """Adds a hint to the error if a single row's batch size fits no row."""
     if error.key or not str(error.expected).startswith("batch size"):
         return error
     return error.with_fields(actual=f"{error.actual}{suggest_form(0, row)}")
