@@ -61,7 +61,7 @@ def check_seconds(name: str, value: float, *, above: float = -1.0) -> None:
 
 
 def check_choice(argument: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raises for what is not one of some names."""
+    """Raises InvalidRequestError if ``value`` is not one of ``choices``."""
     if value not in choices:
         reason = f"it must be one of {', '.join(choices)}, got {value!r}"
         raise InvalidRequestError(argument=argument, reason=reason)

@@ -7,8 +7,8 @@ From a folder, a process with the rights of root reaches all above it, out of it
 only a process of the server's mount namespace is lent one. The kernel names the process; its mounts have numbers that
 those of other namespaces do not have.
 
-A descriptor that comes with a message is closed by who receives it, and to close one may take as long as its sender
-likes. So no socket takes any, and where the kernel cannot refuse them (Linux before 6.16), nothing is lent.
+The receiver must close a descriptor that comes with a message, and its sender can make that take arbitrarily long. So
+no socket takes any, and where the kernel cannot refuse them (Linux before 6.16), nothing is lent.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def open_hdf5(path: str, options: ImportOptions) -> ColumnSource:
 
 
 def _iter_arrays(groups: tuple[Any, ...], path: Key) -> Iterator[tuple[Key, Any]]:
-    """Yields what is below the last one of nested groups: arrays, and in place of one a text why a link has none."""
+    """Yields the arrays below the innermost group; for a broken link, a text with the reason."""
     for name in groups[-1]:
         key = (*path, name)
         try:

@@ -168,7 +168,7 @@ def divide_sample(
         is_lease: Whether the rows are taken on lease.
         is_grouped: Whether whole groups are drawn.
         takes_fewer: Whether a sample without repetitions may have fewer rows, if the shards do not have more.
-        is_closed: Whether the table is closed: its limiter does not keep the rest from those who take it on lease.
+        is_closed: Whether the table is closed: then its limiter lets lease holders take the remaining rows.
     """
     keeps_epoch = settings.sampler.keeps_epoch and not is_grouped
     shares = {shard: found.mass for shard, found in masses.items()}

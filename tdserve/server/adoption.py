@@ -191,7 +191,7 @@ def _has_meta(path: str) -> bool:
 
 
 def _describe_lacking(path: str) -> str:
-    """Returns what a folder lacks that is the rows of a store, as of a root that is not served; "" for any other."""
+    """Returns what a store's ``rows`` folder from another root lacks; "" for any other folder."""
     folder, name = os.path.split(path)
     return describe_lacking(FilePath(folder)) if name == ROWS else ""
 

@@ -41,7 +41,7 @@ CLIENT_KINDS = ("client", "leaving client")
 """What is killed, or leaves, in both halves."""
 
 KINDS = (*VICTIMS, *CLIENT_KINDS)
-"""What is killed in the first half, which lasts until each was."""
+"""Killed in the first half, which ends once every kind has been killed."""
 
 MIN_ROUNDS = 2
 """One with kills of every kind, one with kills of clients alone."""

@@ -318,8 +318,7 @@ def _reserve_lock_file(path: Path) -> None:
 
 
 def _close_to_readers(fd: int) -> None:
-    """Denies the lock file to those who may not write it. They cannot use it, but could lock all of it for reading,
-    and so keep others from beginning to read."""
+    """Makes the lock file unreadable to users who cannot write it; a read lock on all of it would block new readers."""
     mode = os.fstat(fd).st_mode & 0o777
     os.fchmod(fd, mode & ~0o044 | (mode & 0o022) << 1)
 

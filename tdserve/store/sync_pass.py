@@ -56,7 +56,7 @@ class Pass:
         catalog: Folder of the catalog.
         target: Folder of synced files.
         stores, weights: Stores that may have changed since the last pass.
-        is_all: Whether these are all that may have; otherwise somebody waits for them.
+        is_all: Whether the lists are complete; otherwise a request waits for this pass.
     """
 
     catalog: str

@@ -1,7 +1,7 @@
 """Locks of version files, which readers and writers of several processes hold.
 
 A lock belongs to the open file (``fcntl(2)``, "open file description locks") and ends with it, like one of ``flock``.
-But only who may write the file can lock it exclusively: a reader of another user keeps nobody else from reading.
+An exclusive lock needs write access, so another user's reader cannot block readers.
 """
 
 from __future__ import annotations

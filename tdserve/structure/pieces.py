@@ -269,7 +269,7 @@ def _split(blobs: Sequence[bytes], ragged: Ragged) -> JoinedValues:
 
 
 def _count_elements(shapes: Shapes) -> Shapes:
-    """Counts the elements of each."""
+    """Returns the number of elements of each tensor."""
     return shapes.reshape(-1) if shapes.shape[1] == 1 else shapes.prod(axis=1)
 
 

@@ -1,9 +1,9 @@
-"""A channel whose large messages use a wire without tags, which needs the same order at both ends.
+"""A channel whose large messages use a backend without message tags, which needs the same order at both ends.
 
-NCCL is such a wire: if one end starts a transfer, the other must start the same one next. So one end, the leader,
-decides the order, for both directions, and announces it over mail of its own; the other end announces what it has
-posted. A message moves only when both ends have posted it, so none ever blocks the wire for a call that never comes.
-Small messages use a channel with tags. Both ends agree on every length, and so on the way that a message takes.
+NCCL is such a backend: if one end starts a transfer, the other must start the same one next. So one end, the leader,
+decides the order, for both directions, and announces it over its own control channel; the other end announces what it
+has posted. A message moves only when both ends have posted it, so none ever blocks the backend for a call that never
+comes. Small messages use a channel with tags. Both ends agree on every length, and so on the way that a message takes.
 """
 
 from __future__ import annotations

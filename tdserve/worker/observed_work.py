@@ -17,7 +17,7 @@ class ObservedWork:
         self._times = CallTimes()
 
     def count(self, call: str, begun_s: float, code: str = "") -> None:
-        """Counts what ends now.
+        """Records one call that has just ended.
 
         Args:
             call: Kind of the order, or of the request that the worker has answered by itself.

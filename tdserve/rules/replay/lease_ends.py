@@ -6,8 +6,8 @@ import math
 from heapq import heapify, heappop, heappush
 
 _MIN_STALE = 64
-"""Entries of leases that have ended, or were renewed, stay in the heap until they are so many more than the others:
-then it is made anew, which costs a constant time per entry."""
+"""Entries of leases that have ended or were renewed are stale. The heap is rebuilt once they outnumber live ones by
+this many (amortised constant time)."""
 
 
 class LeaseEnds:

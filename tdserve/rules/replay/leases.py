@@ -261,7 +261,7 @@ def make_not_held_error(
     """Returns the error for rows that their owner does not hold.
 
     Args:
-        event: What it wanted to do with them.
+        event: The refused operation, for the message.
         was_over: Whether it is known that the time of their lease was over.
     """
     lost = f"{num_lost} of these {num_rows} rows are not held by this owner"
