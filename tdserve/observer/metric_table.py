@@ -108,7 +108,7 @@ METRICS = (
     Metric("tdserve_store_priority_mass", "gauge", "Sum of priorities as the sampler weighs them", ("store",)),
     Metric("tdserve_store_leased_rows", "gauge", "Rows handed out and not acknowledged", ("store",)),
     Metric("tdserve_store_reserved_rows", "gauge", "Rows that writers are filling", ("store",)),
-    Metric("tdserve_store_queue_depth_rows", "gauge", "Rows of a queue that nobody has taken", ("store",)),
+    Metric("tdserve_store_queue_depth_rows", "gauge", "Rows of a queue that were not taken yet", ("store",)),
     Metric(
         "tdserve_store_waits_total", "counter", "Calls that had to wait for rows, room or limiter", ("store", "call")
     ),
