@@ -56,7 +56,7 @@ def assign_numbers(seen: Sequence[Collection[int]]) -> list[int]:
         left.remove(numbers[-1])
     if left or {number for each in seen for number in each} - set(places):
         found = "; ".join(f"{place}: {sorted(each)}" for place, each in enumerate(seen))
-        reason = f"the folders of {len(seen)} servers are not one for each place ({found}); share a path, or begin anew"
+        reason = f"folders of {len(seen)} servers are not one per place ({found}); share a path, or use empty folders"
         raise InvalidRequestError(argument="storage", reason=reason)
     return numbers
 

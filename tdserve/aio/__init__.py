@@ -1,7 +1,7 @@
 """tdserve for asyncio: ``tdserve.aio.connect`` gives the client and its handles with coroutines in place of calls.
 
 Every object here wraps a synchronous one, and passes each call on to a thread of its client, so that the event loop
-goes on.
+continues.
 """
 
 from __future__ import annotations

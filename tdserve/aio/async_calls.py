@@ -21,7 +21,7 @@ class Wrapper(Protocol):
     """A class that wraps synchronous objects of another class.
 
     Attributes:
-        has_end: Whether what nobody gets must be closed.
+        has_end: Whether a result that no caller gets must be closed.
     """
 
     has_end: bool
@@ -65,13 +65,13 @@ class Calls:
         """Runs a call and returns its result, wrapped if it is an object with calls of its own.
 
         If the task is cancelled, a call that waits for a thread does not begin, and one that waits on the server ends
-        there and here. One that moves content goes on to its end: what it brings is closed, and rows that it takes are
-        given back.
+        there and here. One that moves content continues to its end: what it brings is closed, and rows that it takes
+        are given back.
 
         Args:
-            is_end: Whether it ends something: then it goes on to its end, also if it waits for a thread, and so does
+            is_end: Whether it ends something: then it continues to its end, also if it waits for a thread, and so does
                 the wait for it; a cancellation is raised afterwards.
-            gives_up: False lets every call that has begun go on.
+            gives_up: False lets every call that has begun continue.
         """
         if is_end:
             return self.wrap(await _complete(self.start(call, is_end=True)))
@@ -144,7 +144,7 @@ class OpeningCall(Coroutine[Any, Any, _Result]):
         return self._call.__await__()
 
     def send(self, value: Any) -> Any:
-        """Goes on; for the event loop."""
+        """Continues; for the event loop."""
         return self._call.send(value)
 
     def throw(self, *error: Any) -> Any:

@@ -36,7 +36,7 @@ _Parameters = ParamSpec("_Parameters")
 class AsyncClient(AsyncSequence, of=sync.Client, hides=SessionClient, attributes=("address", "timeout_s", "is_closed")):
     """A client whose calls are coroutines: of :class:`tdserve.Client`, with the same names and arguments.
 
-    The calls of several tasks go on at the same time, up to ``max_threads`` of them; further ones wait. None has a
+    The calls of several tasks continue at the same time, up to ``max_threads`` of them; further ones wait. None has a
     place in an order: await one before the next where the order counts. Threads: one event loop uses it.
     One that is dropped without ``close`` ends as a :class:`tdserve.Client` does.
 

@@ -71,7 +71,7 @@ class AsyncReplayWriter(AsyncObject, of=ReplayWriter, attributes=("name",)):
 
 
 class AsyncGroup(AsyncObject, of=Group):
-    """A member of a group. A call that is cancelled goes on: the other members wait for its part."""
+    """A member of a group. A call that is cancelled continues: the other members wait for its part."""
 
     has_end = True
     gives_up = False

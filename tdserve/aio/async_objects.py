@@ -131,7 +131,7 @@ class AsyncObject:
     Attributes:
         sync: The synchronous object.
         has_end: Whether it is closed, or its rows given back, if the task that made it is cancelled before it gets it.
-        gives_up: Whether its calls give up what they wait for if their task is cancelled. Otherwise they go on.
+        gives_up: Whether its calls give up what they wait for if their task is cancelled. Otherwise they continue.
     """
 
     has_end: ClassVar[bool] = False
@@ -180,7 +180,7 @@ class AsyncObject:
         return await self._calls.run(call, is_end=name == "close", gives_up=self.gives_up)
 
     async def __aenter__(self) -> Any:
-        entered = self.sync.__enter__()  # here: it asks nobody, and a task cannot be cancelled in the middle of it
+        entered = self.sync.__enter__()  # here: it sends no request, and a task cannot be cancelled in the middle of it
         return self if entered is self.sync else entered
 
     async def __aexit__(self, *error: object) -> Any:

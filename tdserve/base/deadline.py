@@ -66,12 +66,12 @@ class Deadline:
         return max(0.0, self.at_s - self.clock())
 
     def limit(self, seconds: float) -> float:
-        """Returns so many seconds, or those left if they are fewer: the length of one pause or step."""
+        """Returns this many seconds, or those left if they are fewer: the length of one pause or step."""
         remaining_s = self.remaining_s
         return seconds if remaining_s is None else min(seconds, remaining_s)
 
     def shorten(self, seconds: float) -> Deadline:
-        """Returns the deadline of a step that may take so many seconds, and no longer than the call."""
+        """Returns the deadline of a step that may take this many seconds, and no longer than the call."""
         remaining_s = self.remaining_s
         return Deadline.after(seconds, self.clock) if remaining_s is None or seconds < remaining_s else self
 

@@ -57,7 +57,7 @@ FAILPOINTS: dict[str, Failpoint] = {
     "filling.received": Failpoint("control", "The first content of a store is in its files.", FREE),
     "filling.recorded": Failpoint("control", "A store with its first content is on record as visible.", THERE),
     "deletion.recorded": Failpoint("control", "A store is on record as deleted.", FREE),
-    "deletion.moved": Failpoint("control", "The files of a deleted store are where nobody looks.", FREE),
+    "deletion.moved": Failpoint("control", "The files of a deleted store are in a place that is not read.", FREE),
     # ---- the catalog
     "catalog.written": Failpoint("control", "All changes are in a transaction, which is not committed.", OLD, True),
     # ---- the commit of rows

@@ -22,7 +22,7 @@ class TimedQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
-        self._came = Lock()  # held while there is nothing to get, or nobody has looked yet
+        self._came = Lock()  # held while there is nothing to get, or nothing was looked for yet
         self._came.acquire()
 
     def put(self, item: T) -> None:

@@ -156,7 +156,7 @@ def _load_authorities(context: ssl.SSLContext, argument: str, path: str | os.Pat
 
 
 class ServerFiles(Generic[_Loaded]):
-    """What is made of the PEM files of a server, made anew when they change. Threads: safe.
+    """What is made of the PEM files of a server, rebuilt when they change. Threads: safe.
 
     Args:
         cert, key: PEM files of its own certificate.
@@ -188,7 +188,7 @@ class ServerFiles(Generic[_Loaded]):
         self._warn_of_refusal()
 
     def renew(self) -> bool:
-        """Makes it anew if a file has changed, and returns whether it did; what cannot be used is left alone."""
+        """Rebuilds it if a file has changed, and returns whether it did; what cannot be used is left alone."""
         with self._lock:
             version = find_version(*self._files)
             if version == self._version:
@@ -241,7 +241,7 @@ def _refuse_password() -> str:
 def explain_refused(address: str, tls: TLS | None, *, timeout_s: float = PROBE_TIMEOUT_S) -> str:
     """Returns why a server refuses this client, and what to do.
 
-    It returns "" if the server does not refuse it, or if that cannot be found out: nobody listens there, or what
+    It returns "" if the server does not refuse it, or if that cannot be found out: the port is closed, or what
     listens closes the connection without a word, as a port forwarder does whose server has not started yet.
 
     Args:
@@ -293,7 +293,7 @@ def _make_context(tls: TLS) -> ssl.SSLContext:
 
 
 def _shake_hands(host: str, port: int, context: ssl.SSLContext, name: str, timeout_s: float) -> bool:
-    """Returns whether the server goes on after the client's end of the handshake: it refuses the client's certificate
+    """Returns whether the server continues after the client's end of the handshake: it refuses the client's certificate
     only then, by closing."""
     with (
         socket.create_connection((host.strip("[]"), port), timeout_s) as plain,

@@ -54,16 +54,16 @@ _Handle = TypeVar("_Handle", bound=AnyHandle)
 @leave_modes_in_calls
 class Client(TensorDictClient):
     """A connection to one server. Threads: safe. Pickled by address. In a forked child its own calls raise
-    ForkedClientError, since its threads and sockets do not exist there; its handles go on with a client of the child's
-    own.
+    ForkedClientError, since its threads and sockets do not exist there; its handles continue with a client of the
+    child's own.
 
     Use it as a context manager, or call ``close``. One that is dropped ends by itself, in another thread, with a
     ResourceWarning, once nothing that it handed out is left either: handles, iterators, writers, subscriptions, groups,
-    rows on lease, and calls that go on all keep it. Its threads do not. A client of several servers, and any that is in
-    a reference cycle, waits for Python's next garbage collection. What is alive at the end of the program ends there
+    rows on lease, and calls under way all keep it. Its threads do not. A client of several servers, and any that is
+    in a reference cycle, waits for Python's next garbage collection. What is alive at the end of the program ends there
     without a warning.
 
-    It reconnects by itself: a call during a restart of the server goes on when the server is back, or ends at its
+    It reconnects by itself: a call during a restart of the server continues when the server is back, or ends at its
     deadline. Every call takes ``timeout_s``: None is the client's default, 0 asks once without waiting.
 
     Args:
@@ -269,7 +269,7 @@ class Client(TensorDictClient):
             checksum: True: readers compare each row with its checksum of the server's last sync, and raise
                 DamagedRowError instead of returning damaged content. Rows written since the last sync, such as within
                 the last 30 s, have none yet. It costs readers some 40 us for each leaf of 256 small rows, and half a
-                second per GB, and as much whoever writes some leaves of rows, or changes the keys; writers of whole
+                second per GB, and as much for a write of some leaves of rows, or a change of the keys; writers of whole
                 rows nothing.
             shards, shard_by, on_shard_loss: As of ``ClusterClient.create_replay``. One server has one shard, which is
                 also ``"all"``, and the others have no effect.
@@ -372,7 +372,7 @@ class Client(TensorDictClient):
                 entries may be anything, each of its own structure.
             max_bytes: Most bytes of all entries with their keys; None: as many as the disk holds.
             eviction: What a put does without room: ``"none"`` raises CapacityError, ``"lru"`` drops entries that were
-                not read or written lately.
+                not read or written recently.
             ttl_s: Seconds after which an entry is gone; None: never.
             shards: As in ``create_replay``.
             exists_ok: True returns an existing keyed store of the same structure and settings.
@@ -571,8 +571,8 @@ class Client(TensorDictClient):
 
         Each step waits for a version above the last one and skips to the newest, so that a slow reader is late but
         never falls behind. A reader that starts late, or again, begins with the newest version. The iteration ends when
-        the subscription or the client is closed. It goes on after a restart of the server. If the store was deleted and
-        created again, it waits for a number above the last one.
+        the subscription or the client is closed. It continues after a restart of the server. If the store was deleted
+        and created again, it waits for a number above the last one.
 
         Args:
             newer_than: Begins above this version.
@@ -673,11 +673,11 @@ class Client(TensorDictClient):
         timeout_s: float = CHECKPOINT_TIMEOUT_S,
         on_progress: OnRestore = lambda _: None,
     ) -> list[str]:
-        """Brings stores of a checkpoint back, as new stores of this server; its others go on.
+        """Brings stores of a checkpoint back, as new stores of this server; its other stores are unaffected.
 
         Rows have the numbers, priorities and order that they had; generations and later versions get other numbers, so
-        that nobody takes them for what came after the checkpoint. Versions go on a million higher, and no lag counts
-        those that there never were. Threads: safe.
+        so that no client takes them for what came after the checkpoint. Versions continue a million higher, and no lag
+        counts those that there never were. Threads: safe.
 
         Args:
             place: As of ``checkpoint``.

@@ -33,7 +33,7 @@ def test_numbers_when_assigned_then_each_place_has_the_folder(seen: list[list[in
 
 @pytest.mark.parametrize("seen", [[[0], []], [[], [1]], [[1], [1]], [[0, 1, 2]] * 2, [[0], [2]], [[0, 1]] * 3])
 def test_numbers_when_folders_do_not_fit_then_refused(seen: list[list[int]]) -> None:
-    with pytest.raises(InvalidRequestError, match="share a path, or begin anew"):
+    with pytest.raises(InvalidRequestError, match="share a path, or use empty folders"):
         assign_numbers(seen)
 
 

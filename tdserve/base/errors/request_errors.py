@@ -146,7 +146,7 @@ class StepForgottenError(RequestError):
     code = "OUT_OF_RANGE"
     template = (
         "the draw of step {step} of table {store!r} was forgotten (kept are: {kept}); pass step={next} in all ranks, "
-        "whose calls without step= then go on behind it; a new run that begins at step 0 has a name of its own (run=), "
+        "whose calls without step= then continue behind it; a new run that begins at step 0 has its own name (run=), "
         "or calls forget_draws() once before"
     )
     defaults = {"store": "", "step": 0, "kept": "", "next": 0}
@@ -165,7 +165,7 @@ class ShardLostError(RequestError):
     short. Nothing was changed there; ``elsewhere`` has what was done at other shards."""
 
     code = "FAILED_PRECONDITION"
-    template = "server {server} ({address}) has lost shard {shard} of {name!r}; exists_ok=True creates it anew, empty"
+    template = "server {server} ({address}) has lost shard {shard} of {name!r}; exists_ok=True creates it again, empty"
     defaults = {"name": "", "shard": 0, "server": 0, "address": "", "elsewhere": ""}
 
 
@@ -213,7 +213,7 @@ class UnauthenticatedError(RequestError):
                 "name the file that has it by --token-file or TDSERVE_TOKEN_FILE, or give it by token= or TDSERVE_TOKEN"
             )
             return "the server at {address} wants a token, and none was given; ".format(**self.fields) + remedy
-        remedy = "get a new one from whoever runs the server (tdserve token new)"
+        remedy = "get a new one from the operator of the server (tdserve token new)"
         return "the server at {address} refused the token, since {reason}; ".format(**self.fields) + remedy
 
 

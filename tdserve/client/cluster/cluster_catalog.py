@@ -46,7 +46,7 @@ class ClusterCatalog:
         membership: Where the servers are.
         token: Bearer token, if they require one.
         tls: TLS of the connections; None for none.
-        timeout_s: Of every call, seconds; a server at whose address nobody listens is given up earlier.
+        timeout_s: Of every call, seconds; a server whose port is closed is given up earlier.
 
     Attributes:
         lost: The errors of servers that did not answer, by number.

@@ -45,8 +45,8 @@ _Result = TypeVar("_Result")
 class ClusterClient(ClusterMoves):
     """A connection to several servers, with the calls and handles of :class:`tdserve.Client`.
 
-    Each store has one server, which rendezvous hashing of its name over all servers chooses, alive or not. While nobody
-    listens there, creating a store of such a name raises ConnectError within a second or two, and calls of its stores
+    Each store has one server, which rendezvous hashing of its name over all servers chooses, alive or not. While its
+    port is closed, creating a store of such a name raises ConnectError within a second or two, and calls of its stores
     wait until their timeout, as those of a single server do while it restarts. Tables, queues and keyed stores may be
     shared by several servers: see ``shards`` of ``create_replay``. Threads: safe. Pickled by address. Only servers that
     are used are connected to. One that is dropped ends as a ``Client`` does, at the next garbage collection.

@@ -53,8 +53,8 @@ class ClusterMoves:
         """Moves a store, or a part of a shared one (``"name#2"``), to another server, while others use it.
 
         All of it moves: row numbers, generations, versions, counters, kept draws. Its files are copied while it serves.
-        Then its clients wait while the last changes are copied, some tenths of a second, and go on at the other server;
-        to what they have under way the move is what a restart of the server is. Changed rows are found by their
+        Then its clients wait while the last changes are copied, some tenths of a second, and continue at the other
+        server; to what they have under way the move is what a restart of the server is. Changed rows are found by their
         generations; non-tensor values, and all of a keyed store, are compared, a second per gigabyte. A record of where
         it is stays behind. Moves of one store are made one at a time. Threads: safe.
 

@@ -27,7 +27,7 @@ class _Knowledge(NamedTuple):
 
 
 def finish_cut_short(members: Members, name: str, targets: Iterable[int]) -> None:
-    """Has servers show what was released to them, and remove what nobody will release any more.
+    """Has servers show what was released to them, and remove what will not be released any more.
 
     What a mover still works on stays: its store is sealed. So does everything while another server does not answer.
     Nothing is raised: moves of other stores do not depend on it.

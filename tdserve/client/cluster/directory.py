@@ -58,7 +58,7 @@ SHORTEST_S = 0.5
 """Time for a server's answer, and for the connection to it, however little is left of the call's own."""
 
 LOOK_S = 10.0
-"""Most time for a server's answer, before it is found out whether it stands still; one that is busy is asked again."""
+"""Most time for a server's answer, before it is found out whether it hangs; one that is busy is asked again."""
 
 LOOK_AGAIN_S = 0.02
 """Pause before it is asked again where a store is that is being moved."""
@@ -106,7 +106,8 @@ class Directory:
             deadline: Of the search, and of the wait for one that is being moved; None: the client's default.
 
         Returns:
-            While the owner does not answer, and no other server has the store, the owner: whoever asks it waits for it.
+            While the owner does not answer, and no other server has the store, the owner: a caller that asks it waits
+            for it.
 
         Raises:
             StoreMovedError: It is still being moved.
@@ -239,11 +240,11 @@ class Directory:
         """Runs a block that creates a store at the server that decides about its name.
 
         Raises:
-            ConnectError: Nobody listens there, and nothing was sent before that was found out; or a server that does
+            ConnectError: The port is closed, and nothing was sent before that was found out; or a server that does
                 not answer may have such a store. The error names the server; the client's timeout is not waited for.
         """
         role = f"which {'decides about' if server == self.get_owner(name) else 'has'} the name {name!r}"
-        if server in self._members.lost:  # one that stands still would take the request, and carry it out later
+        if server in self._members.lost:  # one that hangs would take the request, and carry it out later
             self._members.check_answers(server, role, patience_s=REACH_S)
         self.check_creation(name)
         try:
@@ -363,7 +364,7 @@ class Directory:
         return answer, is_lost
 
     def _show(self, name: str, moved: StoreMovedError, deadline: Deadline) -> None:
-        """Makes the server to which a store has moved show it, if whoever has moved it did not come so far."""
+        """Makes the server to which a store has moved show it, if the client that moved it did not do so."""
         with suppress(StoreNotFoundError):
             request_step(self._members.get(moved.server), name, move=moved.move, show=True, deadline=deadline)
 

@@ -31,7 +31,7 @@ class LostParts:
         self._left_out: frozenset[int] = frozenset()
 
     def replace_left_out(self, left_out: frozenset[int]) -> frozenset[int]:
-        """Takes note of the shards without which calls go on now; returns those of the last call."""
+        """Takes note of the shards without which calls continue now; returns those of the last call."""
         with self._lock:
             before, self._left_out = self._left_out, left_out
         return before
@@ -47,7 +47,7 @@ class LostParts:
         return sorted(taken)
 
     def is_lost(self, shard: int, look: Look) -> bool:
-        """Returns whether a part was not there lately. One that was not is looked for again from time to time, by the
+        """Returns whether a part was not there recently. One that was not is looked for again from time to time, by the
         caller that asks then."""
         if shard not in self._lost:
             return False

@@ -36,10 +36,10 @@ from tdserve.control.connection import check_health
 from tdserve.rules.lost_servers import PATIENCE_S, PROBE_INTERVAL_S, PROBE_TIMEOUT_S, REACH_S, LostServers
 
 THREADS_PER_SERVER = 2
-"""Each server has its own, since calls to one that stands still hold theirs."""
+"""Each server has its own, since calls to one that hangs hold theirs."""
 
 PROBE_WAIT_S = 0.1
-"""How long a caller waits for the answer of a server that did not answer lately."""
+"""How long a caller waits for the answer of a server that did not answer recently."""
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("tdserve.client")
@@ -134,8 +134,8 @@ class Members:
             time.sleep(PROBE_INTERVAL_S)
 
     def is_lost(self, server: int) -> bool:
-        """Returns whether a server did not answer lately. One that did not is tried again from time to time, beside the
-        caller that asks then: one that stands still would keep it waiting."""
+        """Returns whether a server did not answer recently. One that did not is tried again from time to time, beside
+        the caller that asks then: one that hangs would keep it waiting."""
         if server not in self._lost:
             return False
         with self._lock:  # not due: it is too early, or another thread tries it

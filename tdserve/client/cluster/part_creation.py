@@ -23,8 +23,8 @@ UNDO_TIMEOUT_S = 2.0
 
 
 def record_placement(cluster: ClusterServers, name: str, placement: PlacementRecord, *, exists_ok: bool) -> None:
-    """Makes the owner of a name record that several servers share the store. This is its creation: whoever finds the
-    record waits for parts that do not exist yet. Of a store that exists only the record, or a copy, is compared.
+    """Makes the owner of a name record that several servers share the store. This is its creation: a client that finds
+    the record waits for parts that do not exist yet. Of a store that exists only the record, or a copy, is compared.
 
     Raises:
         StoreExistsError: There is a store of this name, or another record with ``exists_ok``.
@@ -87,7 +87,7 @@ def create_parts(
         calls = {server: partial(create, shard, server) for shard, server in enumerate(placement.servers)}
         made_at, lost = cluster.members.ask_all(calls, reach_s=REACH_S if exists else math.inf)
     except Exception:  # also of wrong arguments
-        if not exists_ok:  # otherwise nobody knows which of them this call has made
+        if not exists_ok:  # otherwise it is unknown which of them this call has made
             with within(Deadline.after(UNDO_TIMEOUT_S)):
                 _take_back(cluster, name, made, copies)
         raise

@@ -26,7 +26,7 @@ from tdserve.rules.lost_servers import REACH_S
 from tdserve.v1 import control_pb2
 
 WAIT_S = 5.0
-"""Longest wait for a version, after which a policy that was deleted and published anew is found."""
+"""Longest wait for a version, after which a policy that was deleted and published again is found."""
 
 PAUSE_S = 1.0
 """Pause before a server is asked again that did not answer."""

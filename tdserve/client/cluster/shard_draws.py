@@ -69,7 +69,7 @@ class ShardDraws:
             make_query: Makes the query for a part.
             takes_fewer: Whether fewer rows are drawn if all shards are closed, and have no more.
 
-        As many rows as are there suffice, if the query has ``min_rows`` and they are so many. Of closed shards that
+        As many rows as are there suffice, if the query has ``min_rows`` and they are that many. Of closed shards that
         several readers use up, the last sample may have fewer rows.
 
         Raises:
@@ -131,7 +131,7 @@ class ShardDraws:
                         return drawn
                     num_missing = sum((counts or {}).values()) or num_missing
                 if counts is None and drawn and self._uses_up and self._lacks_for_good(query, masses, num_missing):
-                    return drawn  # others were faster, and nobody would get these rows any more
+                    return drawn  # others were faster, and no caller would get these rows any more
                 if counts is None and not drawn:
                     table, num_needed = self._table, 0 if query.is_lease else num_missing  # of a lease, any rows
                     check_not_final(table.name, masses, table.num_shards, num_needed=num_needed)
@@ -156,7 +156,7 @@ class ShardDraws:
             raise
 
     def _lacks_for_good(self, query: Query, masses: Mapping[int, ShardMass], num_missing: int) -> bool:
-        """Returns whether the shards do not have so many rows, and none can come."""
+        """Returns whether the shards do not have this many rows, and none can come."""
         is_final = is_table_final(masses, self._table.num_shards)
         return is_final and self._divide(query, masses, num_missing, {}) is None
 
@@ -164,7 +164,7 @@ class ShardDraws:
         """Returns whether a call that holds some of its rows gives them back.
 
         Raises:
-            DeadlineExceededError: Its time is over, and they are used up: nobody gets them any more.
+            DeadlineExceededError: Its time is over, and they are used up: no other call gets them.
         """
         if query.is_lease or not self._uses_up:
             return held_s > COMPLETE_WITHIN_S or deadline.expired
@@ -291,7 +291,7 @@ class ShardDraws:
         limits: dict[int, int],
         drawn: list[DrawnPart],
     ) -> list[DrawnPart]:
-        """Draws so many rows from each shard; those that did not answer, or have fewer by now, give none.
+        """Draws this many rows from each shard; those that did not answer, or have fewer by now, give none.
 
         Args:
             limits: Gets what a shard that has fewer rows is asked for next.

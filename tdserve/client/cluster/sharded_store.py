@@ -82,7 +82,7 @@ class ShardedStore(SharedParts):
         self, shards: Iterable[int], call: Callable[[int, Any], _Result], *, deadline: Deadline | None = None
     ) -> dict[int, _Result]:
         """Calls each of some parts at the same time; leaves out those whose servers do not answer. Servers that did not
-        answer lately are left out at once, if others do.
+        answer recently are left out at once, if others do.
 
         Args:
             call: Gets the shard and its handle.
@@ -159,7 +159,7 @@ class ShardedStore(SharedParts):
         deadline: Deadline | None = None,
         explain_done: Callable[[list[int]], str] = lambda _: "",
     ) -> dict[int, _Result]:
-        """Calls each of some parts as ``ask_parts`` does, also those whose servers did not answer lately. Each server
+        """Calls each of some parts as ``ask_parts`` does, also those whose servers did not answer recently. Each server
         is waited for as if it were the only one.
 
         Args:
@@ -232,16 +232,16 @@ class ShardedStore(SharedParts):
         )
 
     def note_left_out(self) -> None:
-        """Logs shards without which a call goes on, once, and reports to the servers whether there are any."""
+        """Logs shards without which a call continues, once, and reports to the servers whether there are any."""
         lost = set(self._cluster.members.lost)
         silent = {shard for shard, server in enumerate(self.placement.servers) if server in lost}
         left_out = frozenset(silent.union(self._lost_parts.list_shards()))
         before = self._lost_parts.replace_left_out(left_out)
         if new := (left_out - before) & silent:
             shown = ", ".join(f"shard {shard} (server {self.placement.servers[shard]})" for shard in sorted(new))
-            _log.warning("store %r goes on without %s, until there is an answer", self.name, shown)
+            _log.warning("store %r continues without %s, until there is an answer", self.name, shown)
         for shard in self._lost_parts.take_unreported():
-            _log.warning("store %r goes on without shard %d, which %s", self.name, shard, self._explain_lost(shard))
+            _log.warning("store %r continues without shard %d, which %s", self.name, shard, self._explain_lost(shard))
         if bool(left_out) != bool(before):
             for server, client in self._cluster.members.used.items():
                 if server not in lost:
@@ -249,7 +249,7 @@ class ShardedStore(SharedParts):
 
     def _explain_lost(self, shard: int) -> str:
         server = self.placement.servers[shard]
-        return f"server {server} has lost; creating the store again with exists_ok=True makes it anew, empty"
+        return f"server {server} has lost; creating the store again with exists_ok=True makes an empty one"
 
     def ask_any(self, call: Callable[[Client, str], _Result], *, deadline: Deadline) -> _Result:
         """Calls the client of the first server that answers, with the name of its part. One that does not leaves time

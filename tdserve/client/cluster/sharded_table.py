@@ -211,8 +211,8 @@ class ShardedTable(ShardedRows):
     def _write(self, shard: int, deadline: Deadline, write: Callable[[Any], Any]) -> Any:
         """Writes to a part, or as the table says while its server does not answer; returns numbers of the whole table.
 
-        Only an attempt of which nothing was sent is followed by another; one that goes on in the background is followed
-        by none.
+        Only an attempt of which nothing was sent is followed by another; one that continues in the background is
+        followed by none.
         """
         while True:
             try:
@@ -379,7 +379,7 @@ class ShardedTable(ShardedRows):
     def set_limiter(self, limiter: Any, *, timeout_s: float | None = None) -> None:
         """Replaces the limiter of each shard by its part of this one; see ``TableHandle.set_limiter``.
 
-        Other handles go on with the ``min_size`` with which the table was created.
+        Other handles continue with the ``min_size`` with which the table was created.
         """
         settings = self.settings.with_limiter(limiter)
         settings.check(self.capacity)

@@ -51,7 +51,7 @@ SMALL_BYTES = 32 << 20
 """So much change since the last pass is copied within a tenth of a second or so: the store is sealed then."""
 
 MAX_NAMED_LEFT = 20
-"""So many stores are named that could not leave a server that is drained."""
+"""At most this many stores are named that could not leave a server that is drained."""
 
 MOVE_REACH_S = 4.0
 """How long a step tries to reach its server. One that restarts is back by then; clients of a sealed store wait."""
@@ -122,7 +122,7 @@ def move_store(
                     _move_part(cluster, whole, name, place.server, target, on_progress, deadline)
             directory.forget(name)
             return target
-        except (StoreNotFoundError, WrongStateError) as error:  # somebody else has moved it, or a server began anew
+        except (StoreNotFoundError, WrongStateError) as error:  # another client has moved it, or a server started again
             if deadline.expired or num_attempts == MAX_ATTEMPTS:
                 if isinstance(error, StoreNotFoundError) and members.lost:
                     raise members.explain_not_asked(members.lost[0], f"which may have {name!r}") from error
@@ -313,7 +313,7 @@ class _Copying:
     def _seal(self, source: _Ask) -> control_pb2.MoveAnswer:
         try:
             return source(seal=True, deadline=Deadline.after(self.deadline.limit(SEAL_TIMEOUT_S)))
-        except DeadlineExceededError:  # of writes, unless the server stands still
+        except DeadlineExceededError:  # of writes, unless the server hangs
             self.cluster.members.check_answers(self.source, f"from which {self.name!r} moves")
             raise
 

@@ -1,7 +1,7 @@
 """The agreement of members before content moves: that all make the same call, and that their structures fit.
 
 Rank 0 receives the call of every member and sends the verdict to all. In a call of two members each receives the
-other's call. A refusal reaches all of them, and the group goes on. They exchange notes: short messages of any length,
+other's call. A refusal reaches all of them, and the group continues. They exchange notes: short messages of any length,
 first a page, then the rest if the note is longer.
 """
 

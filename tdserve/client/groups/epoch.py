@@ -257,7 +257,7 @@ class GroupEpoch:
             self._close_channel()
 
     def retire(self) -> None:
-        """Ends the channel because the member goes on to the next epoch. The others are notified, for their calls."""
+        """Ends the channel because the member moves on to the next epoch. The others are notified, for their calls."""
         with self._changed:
             is_first = self._over is None and self._losses.end is None
             self._over = self._over or self._make_finished_error("this member has gone on")
@@ -333,8 +333,8 @@ class GroupEpoch:
 
     def _on_loss(self, loss: control_pb2.GroupLoss) -> None:
         with self._changed:
-            # A member that has left has done its part, and the others may go on. Only over NCCL a waiting member would
-            # not notice.
+            # A member that has left has done its part, and the others may continue. Only over NCCL a waiting member
+            # would not notice.
             is_vain = self._channel is None or self._losses.ends_call(loss)
             is_end = self._losses.take(loss, ends_all=self.nccl is not None or self._channel is None)
             self._changed.notify_all()

@@ -33,7 +33,7 @@ class Group:
     All members make the same calls of all members (``broadcast``, ``scatter``, ``gather``, ``all_reduce``, ``barrier``)
     in the same order; ``send`` matches ``recv`` at the other member, ``init_remote`` matches ``from_remote_init``.
     Structures are compared before content moves: if they differ, or a member cannot take part, every member of the call
-    gets an error, and the group goes on.
+    gets an error, and the group continues.
 
     Every call takes ``timeout_s``, seconds; None is the client's default. The loss of a member, and a call that does
     not end in time, end the *epoch*: from then on calls raise PeerLostError (the late one DeadlineExceededError) until
@@ -236,8 +236,8 @@ class Group:
         Ranks keep their order and are renumbered; new members come last.
 
         Args:
-            world_size: None waits for all living members of the last epoch. With a number it goes on as soon as so many
-                have joined, without members that are alive but hang.
+            world_size: None waits for all living members of the last epoch. With a number it returns as soon as that
+                many have joined, without members that are alive but hang.
 
         Returns:
             This object.

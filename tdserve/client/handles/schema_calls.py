@@ -290,7 +290,7 @@ class AlterableHandle(TensorDictCalls):
     def memmap_refresh_(self, *, allow_pickle: bool | None = None, timeout_s: float | None = None) -> Self:
         """Updates which keys the store has after others added, removed or renamed some.
 
-        Content is read anew in any case.
+        Content is read again in any case.
 
         Raises:
             StoreNotFoundError: The store was deleted.

@@ -174,11 +174,11 @@ class ViewCalls:
         return self._find_pieces("split", (split_size,), dim)
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Any, ...]:
-        """Splits into so many parts, as ``split`` does."""
+        """Splits into this many parts, as ``split`` does."""
         return self._find_pieces("chunk", (chunks,), dim)
 
     def tensor_split(self, indices_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
-        """Splits at these places or into so many parts, as ``split`` does."""
+        """Splits at these places or into this many parts, as ``split`` does."""
         return self._find_pieces("tensor_split", (indices_or_sections,), dim)
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
@@ -233,7 +233,7 @@ class ViewCalls:
             rank: Rank of this reader, from 0.
             world_size: Number of readers.
             drop_last: Leaves out batches that only some readers would have, and those that are not full.
-            start: Batches that this reader has had before; goes on after them.
+            start: Batches that this reader has had before; continues after them.
             prefetch: Batches under way or waiting, at most.
             with_index: Adds the row numbers under ``"index"``, int64 ``[num_rows, *others]`` with the other
                 batch dimensions; in a view the numbers of its own rows.

@@ -67,7 +67,7 @@ class EntryMapping:
         """Returns an iterator over keys and values, sorted by key, which reads many entries in each call.
 
         The keys are listed now; entries that are deleted before they are read are left out. Each batch is of one
-        moment, and all of them are not: writers go on meanwhile.
+        moment, and all of them are not: writers continue meanwhile.
 
         Args:
             prefix: Only entries whose keys begin with it.

@@ -141,7 +141,7 @@ class KeyedHandle(EntryMapping, ByAddress):
         missing_ok: bool = False,
         timeout_s: float | None = None,
     ) -> int:
-        """Deletes entries, all or none; returns how many there were. Nobody reads them any more when it returns.
+        """Deletes entries, all or none; returns how many there were. They are not read any more when it returns.
 
         Args:
             if_version: As in ``put``.
@@ -241,7 +241,7 @@ class KeyedHandle(EntryMapping, ByAddress):
             select: Keys of the entries, which are tensordicts: only these leaves or parts are returned.
             timeout_s: Seconds to wait for keys that are absent, and for the server; None is the client's timeout. 0
                 does not wait for keys, but still for a server that is away, as long as the client's timeout: a read
-                goes on through a restart.
+                continues through a restart.
             default: Returned in place of each entry that is absent, by a call that does not wait. Several keys then
                 give a list, also if the store has a structure.
             numpy: True returns tensors as NumPy arrays, and tensordicts as dicts of them, which share the memory of
@@ -278,7 +278,7 @@ class KeyedHandle(EntryMapping, ByAddress):
         *,
         numpy: bool | None = None,
     ) -> tuple[Any, Any]:
-        """Returns what ``get`` returns, and the version of each entry: to put it back if nobody has changed it since.
+        """Returns what ``get`` returns, and the version of each entry: to put it back if it was not changed since.
 
         Of one key a value and a version, of several the values and a list of versions.
         """

@@ -352,7 +352,7 @@ class LocalEnd:
             if self._lock is not None:
                 self._lock.release()
             self._welcomed.put(False)
-            if is_in:  # else the session goes on without it
+            if is_in:  # else the session continues without it
                 on_lost()
             self._stores.close()
 

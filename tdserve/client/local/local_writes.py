@@ -96,7 +96,7 @@ def put_selection(store: MappedStore, selection: Selection, captured: Captured, 
     All that can raise does so before the first byte is copied: a file that is read block by block is read twice.
 
     Args:
-        is_hidden: Whether nobody sees the store yet.
+        is_hidden: Whether the store is invisible yet.
 
     Raises:
         LocalProtocolError: Rows were overwritten in part.

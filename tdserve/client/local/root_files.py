@@ -79,7 +79,7 @@ class RootFiles(Protocol):
         """
 
     def forget(self, store: str) -> None:
-        """Opens the folder of a store anew for the next call."""
+        """Opens the folder of a store again for the next call."""
 
 
 class SeenFiles:
@@ -144,7 +144,7 @@ class LentFiles:
         return opened
 
     def forget(self, store: str) -> None:
-        """Borrows the store's folder anew for the next call."""
+        """Borrows the store's folder again for the next call."""
         self._kept.pop(store, None)
 
     def _borrow(self, store: str) -> int:

@@ -20,7 +20,7 @@ MIN_SHARED_BYTES = 4 * 1024 * 1024
 """Waking a thread takes some 50 microseconds, as long as copying a megabyte."""
 
 MAX_THREADS = 4
-"""The caller and its helpers: with so many cores a memory bus is nearly saturated."""
+"""The caller and its helpers: with this many cores a memory bus is nearly saturated."""
 
 Piece = Callable[[], object]
 

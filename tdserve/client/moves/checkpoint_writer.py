@@ -55,7 +55,7 @@ STEP_S = 1e-3
 """A checkpoint is at least so much later than the one before, also when the clock was set back: it is the newest."""
 
 FEW_STORES = 16
-"""So many stores that were made since the pass before are left to the moment itself."""
+"""At most this many stores that were made since the pass before are left to the moment itself."""
 
 MAX_MOMENTS = 2
 """Moments of one checkpoint: the server may have forgotten the first one before it was read."""
@@ -176,7 +176,7 @@ class _CheckpointWriter:
         """Reads all stores as they are at one moment, and returns what the server has said of it, its time, and the
         stores.
 
-        What the server keeps for that goes with its session, as when it restarts. Then this begins anew, once.
+        What the server keeps for that goes with its session, as when it restarts. Then this starts again, once.
 
         Raises:
             TransferAbortedError: The session was lost each time.
@@ -190,7 +190,7 @@ class _CheckpointWriter:
                 lost = error
         reason = (
             f"the server at {self.client.address} was restarted, or the session with it lost, each time that what it "
-            "kept for the checkpoint was read; there is no new checkpoint, and the next attempt begins anew"
+            "kept for the checkpoint was read; there is no new checkpoint, and the next attempt starts again"
         )
         raise TransferAbortedError(reason=reason) from lost
 

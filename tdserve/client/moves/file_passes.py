@@ -11,7 +11,7 @@ from tdserve.store.moved_files import Digest, compute_zero_digest
 from tdserve.v1 import control_pb2
 
 BLOCKS_PER_REQUEST = 32
-"""Digests of so many blocks take the source some 30 ms."""
+"""Digests of this many blocks take the source some 30 ms."""
 
 Read = Callable[[control_pb2.FileBlocks], control_pb2.FileBlocks]
 """Asks for blocks; returns the first of them."""

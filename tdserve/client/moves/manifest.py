@@ -99,7 +99,7 @@ class Checkpoint:
         created_s: Seconds since the epoch at which the stores were as it has them.
         stores: They.
         left_out: Names of stores that it does not have: adopted and damaged ones.
-        paused_s: For how long stores served nobody.
+        paused_s: For how long stores served no request.
         written_nbytes: Size of the blocks that no earlier checkpoint had.
         server_id: Of the root of which it is; "": it is not on record.
         damage: Why it cannot be restored, in a list of checkpoints: its manifest cannot be read, and only its id and
@@ -297,9 +297,9 @@ def keep_newest(archive: Archive, num_kept: int, *, server_id: str = "") -> list
     """Removes all checkpoints but the newest whole ones and what is newer than the last of these, and the blocks that
     only they had; returns the ids of those removed.
 
-    One that lacks blocks, or has them in another size, may not push out one that can be restored. Nobody else may write
-    a checkpoint to the same place meanwhile. A manifest that cannot be read stays, and so do all blocks: which ones it
-    needs is not known, and the log names it.
+    One that lacks blocks, or has them in another size, may not push out one that can be restored. No other process may
+    write a checkpoint to the same place meanwhile. A manifest that cannot be read stays, and so do all blocks: which
+    ones it needs is not known, and the log names it.
 
     Args:
         server_id: Those of other roots stay, and do not count: they may be all that is left of them. "": all count.

@@ -15,7 +15,7 @@ _Result = TypeVar("_Result")
 class AwaitableFuture(Future[_Result]):
     """A ``concurrent.futures.Future`` that may also be awaited, in any running event loop, by several tasks.
 
-    A task that is cancelled while it awaits stops waiting. The request goes on, and the future still gets its result.
+    A task that is cancelled while it awaits stops waiting. The request continues, and the future still gets its result.
     If the future itself was cancelled, those who await it get ``concurrent.futures.CancelledError``, which is not taken
     for the cancellation of their task.
     """
@@ -40,7 +40,7 @@ class AwaitableFuture(Future[_Result]):
             return
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 (whoever waits for the result raises it)
+        except BaseException as error:  # noqa: BLE001 (the caller that waits for the result raises it)
             self.set_exception(error)
         else:
             self.set_result(result)
@@ -52,7 +52,7 @@ class AwaitableFuture(Future[_Result]):
         def settle(done: Future[_Result]) -> None:
             try:
                 converted.set_result(function(done.result()))
-            except BaseException as error:  # noqa: BLE001 (whoever waits for the result raises it)
+            except BaseException as error:  # noqa: BLE001 (the caller that waits for the result raises it)
                 converted.set_exception(error)
 
         self.add_done_callback(settle)
@@ -85,7 +85,7 @@ class AwaitableFuture(Future[_Result]):
                     return
             try:
                 gathered.set_result(join([future.result() for future in futures]))
-            except BaseException as error:  # noqa: BLE001 (whoever waits for the result raises it)
+            except BaseException as error:  # noqa: BLE001 (the caller that waits for the result raises it)
                 gathered.set_exception(error)
 
         for future in futures:

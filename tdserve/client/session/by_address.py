@@ -80,7 +80,7 @@ class ByAddress:
         return copied
 
     def _begin_anew(self) -> None:
-        """Starts anew in a forked child."""
+        """Starts again in a forked child."""
         client = self.__dict__.get("_client")
         if client is not None:
             self._recipe = client.recipe

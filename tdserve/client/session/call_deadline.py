@@ -19,7 +19,7 @@ class _Block:
     Attributes:
         deadline: Of the calls in it.
         outer: The block that it is in.
-        is_over: Whether it has ended: then the outer one holds for those that go on.
+        is_over: Whether it has ended: then the outer one holds for those that continue.
     """
 
     __slots__ = ("deadline", "is_over", "outer")
@@ -49,7 +49,7 @@ def within(limit: float | Deadline) -> Iterator[None]:
     client's default afterwards. Other threads that the program starts have it in any case.
 
     A generator has no context of its own, as with ``decimal.localcontext``: a block in one that yields applies to the
-    code that iterates it as well, until the generator goes on and leaves it or is closed. Where that code must not be
+    code that iterates it as well, until the generator continues and leaves it or is closed. Where that code must not be
     limited, give the generator's calls a ``timeout_s``.
 
     Args:
@@ -66,7 +66,7 @@ def within(limit: float | Deadline) -> Iterator[None]:
         yield
     finally:
         block.is_over = True
-        if _block.get() is block:  # else the one that holds here began later, as one of a generator's, and goes on
+        if _block.get() is block:  # else the one that holds here began later, as one of a generator's, and continues
             _block.set(outer)
 
 
@@ -76,7 +76,7 @@ def leave_blocks() -> None:
 
 
 def begin_step(timeout_s: float | None) -> Deadline:
-    """Returns the deadline of a step that may take so many seconds, None for any time, and no longer than the block
+    """Returns the deadline of a step that may take this many seconds, None for any time, and no longer than the block
     that it is in."""
     deadline = get_call_deadline() or Deadline.never
     return deadline if timeout_s is None else deadline.shorten(timeout_s)

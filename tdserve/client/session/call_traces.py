@@ -212,7 +212,7 @@ def get_traced_call() -> TracedCall | None:
 
 @cache
 def find_call_traces() -> CallTraces | None:
-    """Returns what traces this process's calls; None if nobody asks for that.
+    """Returns what traces this process's calls; None if that was not requested.
 
     Raises:
         InvalidRequestError: OpenTelemetry is asked for, and not installed.

@@ -13,7 +13,7 @@ class Cancellation:
     """Of one call. Threads: one makes the call, any other cancels it.
 
     A request that waits on the server is given up there, and the call raises TransferAbortedError. One that already
-    moves content goes on to its end.
+    moves content continues to its end.
     """
 
     def __init__(self) -> None:
@@ -57,6 +57,6 @@ class Cancellation:
 
 
 def get_cancellation() -> Cancellation | None:
-    """Returns the cancellation of the call that this thread makes; None if nobody can cancel it."""
+    """Returns the cancellation of the call that this thread makes; None if it cannot be cancelled."""
     found: Cancellation | None = getattr(_of_thread, "cancellation", None)
     return found

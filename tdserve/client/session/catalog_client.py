@@ -83,7 +83,7 @@ class CatalogClient:
         missing_names: Warnings and errors about stores that do not exist.
         requests: Numbers of the client's requests.
         ask_session: Asks the same over an open session, which takes less time; returns None if there is none.
-        find_moved: Finds the client to which calls about a store that has moved go on.
+        find_moved: Finds the client for calls about a store that has moved.
         find_policy: Returns what is known of a policy that may be on another server, at least of this version if it has
             one.
     """
@@ -187,7 +187,7 @@ class CatalogClient:
             raise self.missing_names.explain(error, deadline.timeout_s) from None
 
     def find_names_around(self, name: str, num_names: int, timeout_s: float) -> Sequence[str]:
-        """Lists up to so many names around one, in their order, with that name if there is such a store."""
+        """Lists up to this many names around one, in their order, with that name if there is such a store."""
         request = control_pb2.ListStoresRequest(near=name, page_size=num_names)
         names: Sequence[str] = self.call("ListStores", request, timeout_s=min(self.timeout_s, timeout_s)).names
         return names
@@ -377,7 +377,7 @@ class MissingNames:
     """Warnings and errors of one client about stores that do not exist. Threads: safe.
 
     Args:
-        ask: Returns up to so many of the server's names around one, including that one if it exists, within some
+        ask: Returns up to this many of the server's names around one, including that one if it exists, within some
             seconds.
     """
 

@@ -23,7 +23,7 @@ REAP_TIMEOUT_S = 30.0
 """Time for the server to receive small messages that were sent long ago."""
 
 MAX_UNRECEIVED = 4096
-"""Messages that a server may leave unreceived, 16 MiB, before senders wait for it: one that stands still must not hold
+"""Messages that a server may leave unreceived, 16 MiB, before senders wait for it: one that hangs must not hold
 calls beyond their deadlines."""
 
 
@@ -48,7 +48,7 @@ class _SentExtend(NamedTuple):
 class ClientControlChannel:
     """A channel for small messages. It opens beside the first request, which does not wait for it.
 
-    If it cannot be opened, small messages go on over gRPC.
+    If it cannot be opened, small messages continue over gRPC.
 
     Args:
         make_host: Returns the address of the interface to connect from; may fail.

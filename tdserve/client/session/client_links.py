@@ -23,7 +23,7 @@ class ClientLinks:
     """What one client has open.
 
     Neither this nor a thread of it refers to the client, but for a call under way: a client lives as long as the user
-    has it, or a handle, iterator or writer of it, or a call goes on. Lost sessions are not kept here either: their
+    has it, or a handle, iterator or writer of it, or a call is under way. Lost sessions are not kept here either: their
     errors refer to the calls that have raised them.
 
     Args:

@@ -1,6 +1,6 @@
 """A session's channels for content: one at a time, opened by the first call that needs it.
 
-A transfer that is abandoned halfway leaves bytes in the channel that nobody receives. So the channel is closed and a
+A transfer that is abandoned halfway leaves bytes in the channel that are never received. So the channel is closed and a
 new one replaces it. The session and everything that it holds stay.
 """
 
@@ -105,7 +105,7 @@ class ContentChannel:
         return channel
 
     def expect(self, timeout_s: float) -> Channel:
-        """Waits until it is open. After ``timeout_s`` it goes on opening, for the next call.
+        """Waits until it is open. After ``timeout_s`` it continues opening, for the next call.
 
         Raises:
             DeadlineExceededError: It was not open in time.
@@ -239,7 +239,7 @@ class ContentChannels:
             current.kv_store.feed(entry.key, entry.value)
 
     def replace(self, number: int, reason: str, *, waits: bool = True) -> bool:
-        """Replaces a channel, and all before it, that is lost or has content in it that nobody receives.
+        """Replaces a channel, and all before it, that is lost or has content in it that is never received.
 
         Args:
             waits: True: no buffer is read or written any more when this returns. False: soon after.

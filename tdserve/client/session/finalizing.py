@@ -43,7 +43,7 @@ def _run(work: Callable[[], None], over: Event) -> None:
     try:
         work()
     except Exception:  # noqa: BLE001 (outermost frame of the thread)
-        _log.exception("what nobody uses any more could not be ended")
+        _log.exception("an unused object could not be ended")
     finally:
         del work  # it may hold a client
         _end(over)

@@ -21,7 +21,7 @@ class KnownStore(NamedTuple):
         identity: Its incarnation and the number of its structure. While the server names the same, the structure is the
             same in all that its fingerprint leaves out too, such as the order of keys.
         spec: Its structure.
-        shares_non_tensor: Whether it shares its non-tensor leaves; None if nobody has asked for that.
+        shares_non_tensor: Whether it shares its non-tensor leaves; None if that was not asked for.
     """
 
     identity: str

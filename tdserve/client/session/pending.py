@@ -84,7 +84,7 @@ class Pending:
     Args:
         on_answer: Called in the receiving thread instead of keeping the answer for ``wait``; must not block. It is
             called once, although the answer and the loss of the session may arrive at the same time in two threads.
-        on_silence: Called when ``wait`` has timed out: nobody receives what comes later.
+        on_silence: Called when ``wait`` has timed out: what comes later is not received.
         on_permit: For a write of a local session: called in the stream's thread when the permit arrives.
         on_announced: Called in the receiving thread before ``wait`` returns the answer that announces content.
 
@@ -92,7 +92,7 @@ class Pending:
         has_failed: Whether ``wait`` has raised the server's error, or that of a lost session.
         is_answered: Whether an answer has come, or the end of the session.
         has_ended: Whether the server has finished the request, or the session has ended.
-        is_given_up: Whether ``wait`` has timed out, and nobody receives what comes later.
+        is_given_up: Whether ``wait`` has timed out, and what comes later is not received.
         mail_number: Number of its message on the control channel; 0 if it was sent over gRPC.
         content_channel: The channel of its data messages, once it is known.
         announced: The receives that ``on_announced`` has started.
@@ -151,7 +151,7 @@ class Pending:
             self.traced_call.end(self.code)
 
     def disown(self) -> bool:
-        """Abandons the request: nobody waits for an answer, and the content may change from now on.
+        """Abandons the request: no caller waits for an answer, and the content may change from now on.
 
         Returns whether the answer had not come.
         """

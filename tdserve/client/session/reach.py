@@ -23,7 +23,7 @@ class Reach:
     """How long a call tries to reach its server.
 
     Attributes:
-        seconds: From the first failure on, if nobody listens at its address; otherwise ``SILENT_S``.
+        seconds: From the first failure on, if its port is closed; otherwise ``SILENT_S``.
         is_for_unsent: Whether that holds only for a call that no attempt has sent: of any other the outcome is unknown,
             and only a retry at the same server finds it out.
     """

@@ -339,7 +339,7 @@ class Session:
         return reason
 
     def replace_channel(self, content_channel: ContentChannel, error: TDServeError) -> None:
-        """Replaces a channel that is lost, or has content in it that nobody receives or sends.
+        """Replaces a channel that is lost, or has content in it that is never received or sent.
 
         If that is not possible, the session ends. No buffer is read or written any more when this returns.
         """
@@ -419,7 +419,7 @@ class Session:
         elif message.HasField("channel_lost"):
             self._lose_channel(message.channel_lost.channel, message.channel_lost.reason)
         elif pending is None:
-            if message.accepted.uid:  # a permit for which nobody waits any more
+            if message.accepted.uid:  # a permit for which no caller waits any more
                 self._answer_failure(message.request, TransferAbortedError(transfer=0, reason="the caller gave up"))
         elif pending.takes_permit and message.HasField("accepted"):
             self._write_in_place(message.request, pending, message.accepted)

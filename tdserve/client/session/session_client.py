@@ -94,7 +94,7 @@ class SessionClient:
         known_stores: Stores that were read by name.
         step_counts: Steps that its data-parallel readers have had.
         numpy: Whether what is read is handed over as NumPy arrays.
-        find_moved: Finds the client to which calls about a store that has moved go on.
+        find_moved: Finds the client for calls about a store that has moved.
         deadline_watch: Ends its calls that return early when their time is up.
         links: What it has open, which ends with it.
         on_dropped: Ends that if the client was not closed.

@@ -17,7 +17,7 @@ UNOPENED_JOIN_S = 0.1
 """The same of one that has opened nothing: a call that failed is late already."""
 
 MIN_OPENING_S = 5.0
-"""An opening goes on for this long although the call that began it had less time: the next call uses the session."""
+"""An opening continues for this long although the call that began it had less time: the next call uses the session."""
 
 
 class Opening:
@@ -27,7 +27,7 @@ class Opening:
         open_session: Opens it until a deadline; blocks. The client owns the session, whether or not a call still waits.
         address: Address of the server, for errors.
         timeout_s: For the opening; at least ``MIN_OPENING_S``.
-        explain_silence: Returns why there was no answer for so many seconds.
+        explain_silence: Returns why there was no answer for this many seconds.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Opening:
             begun_s: When the whole call began, as of ``time.monotonic``, for its error; None: now.
 
         Raises:
-            ConnectError: It was not open in time; the opening goes on.
+            ConnectError: It was not open in time; the opening continues.
             TDServeError: Why it cannot be opened.
         """
         begun_s = time.monotonic() if begun_s is None else begun_s

@@ -21,8 +21,8 @@ class StepCount:
 
     @contextmanager
     def take(self, step: int | None = None) -> Iterator[int]:
-        """A block with the step that a call names, or else the next one. The count goes on behind it, unless the block
-        raises."""
+        """A block with the step that a call names, or else the next one. The count continues behind it, unless the
+        block raises."""
         with self._lock:
             before = self._next
             taken = before if step is None else step
@@ -52,7 +52,7 @@ class StepCounts:
         self._counts: dict[tuple[str, int, int, str], StepCount] = {}
 
     def get(self, uid: str, rank: int, world_size: int, run: str = "") -> StepCount:
-        """Returns the count of a rank, of so many, in a run on the table of this incarnation."""
+        """Returns the count of a rank, of a number of them, in a run on the table of this incarnation."""
         with self._lock:
             return self._counts.setdefault((uid, rank, world_size, run), StepCount())
 

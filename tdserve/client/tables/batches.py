@@ -124,7 +124,7 @@ class Batches:
     manager. Closing it from any thread ends a waiting ``next``.
 
     Raises (from ``next``):
-        DeadlineExceededError: No batch came in time. The next call goes on.
+        DeadlineExceededError: No batch came in time. The next call continues.
         ClosedError: The iterator or its client was closed.
     """
 
@@ -327,9 +327,9 @@ def _give_up(order: _Order, session: Session, under_way: deque[_UnderWay]) -> No
             deadline = Deadline.after(1.0)
             receive_sample(client, session, request, asked, query=query, deadline=deadline, is_over=lambda: True)
         except (PeerLostError, ConnectError, ClosedError):
-            session.close()  # content may still come that nobody would receive
+            session.close()  # content may still come that would not be received
         except TDServeError:
-            continue  # refused, probably as cancelled: no content comes, and others may go on using the session
+            continue  # refused, probably as cancelled: no content comes, and others may continue using the session
         finally:
             order.release()
             _end_request(order, session, request)

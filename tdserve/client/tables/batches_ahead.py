@@ -97,7 +97,7 @@ class BatchesAhead:
         Raises:
             EndOfStreamError: The table has no more; from then on in each call.
             ClosedError: The iterator was closed, or an error that was raised before has ended the thread.
-            DeadlineExceededError: The time of the block ``tdserve.within`` is over. The next call goes on.
+            DeadlineExceededError: The time of the block ``tdserve.within`` is over. The next call continues.
             TDServeError: What was put in the place of a batch.
         """
         limit = get_call_deadline() or Deadline.never

@@ -86,7 +86,7 @@ class ClaimPolicy:
         self._pacing = ClaimPacing()
 
     def follow(self, target: WriteTarget) -> None:
-        """Goes on with the structure that the table has now; claims are of one structure."""
+        """Continues with the structure that the table has now; claims are of one structure."""
         with self._lock:
             self._target = target
             if self._claim is not None:
@@ -102,7 +102,7 @@ class ClaimPolicy:
         """Writes rows without annotations into claimed rows, without asking the server.
 
         Returns:
-            Their numbers; None if the server must be asked; or how to go on after the session was lost.
+            Their numbers; None if the server must be asked; or how to continue after the session was lost.
         """
         claim = self._claim
         if claim is None or any(each.is_in_files for each in captured):
@@ -124,14 +124,14 @@ class ClaimPolicy:
         return torch.from_numpy(rows)
 
     def compute_wish(self, num_rows: int) -> int:
-        """Returns how many rows this client's worker may claim for extends of so many rows each; 0: none."""
+        """Returns how many rows this client's worker may claim for extends of this many rows each; 0: none."""
         return min(AHEAD * num_rows, AHEAD_ROWS) if self._may_claim(num_rows) else 0
 
     def _may_claim(self, num_rows: int) -> bool:
         return self._stage is not _ClaimStage.IMPOSSIBLE and 2 * num_rows <= AHEAD_ROWS
 
     def make_claim_request(self, num_rows: int) -> ClaimRequest | None:
-        """Returns the claim request to send with an extend of so many rows; None to send none."""
+        """Returns the claim request to send with an extend of this many rows; None to send none."""
         mover = self._client.mover
         if mover is None or not mover.takes_claims or not self._may_claim(num_rows):
             return None

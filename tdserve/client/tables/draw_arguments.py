@@ -113,7 +113,7 @@ class Conditions(NamedTuple):
     lease_s: float = 0.0
 
     def for_take(self, num_rows: int, min_rows: Any, lease_s: Any) -> Conditions:
-        """Returns the conditions of a take of so many rows; its own arguments are checked.
+        """Returns the conditions of a take of this many rows; its own arguments are checked.
 
         Raises:
             InvalidRequestError: One of them is invalid.

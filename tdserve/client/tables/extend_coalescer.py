@@ -87,7 +87,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         return self._target.stored
 
     def follow(self, stored: Spec) -> None:
-        """Goes on with the structure that the table has now."""
+        """Continues with the structure that the table has now."""
         self._target = replace(self._target, fingerprint=stored.fingerprint, stored=stored)
         self._claim_policy.follow(self._target)
 

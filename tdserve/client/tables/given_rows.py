@@ -129,13 +129,13 @@ def _add_row_dim(row: Any, store: str) -> Any:
 
 
 def is_plain_batch(batch: Any, num_dims: int, capacity: int) -> bool:
-    """Returns whether ``batch`` has the form that a table stores: so many dimensions, and not too many rows."""
+    """Returns whether ``batch`` has the form that a table stores: its number of dimensions, and not too many rows."""
     size = getattr(batch, "batch_size", None)
     return type(size) is torch.Size and len(size) == num_dims and size[0] <= capacity
 
 
 def suggest_form(num_extra_dims: int, row: Spec) -> str:
-    """Returns what may have been meant by rows with so many batch dimensions too many."""
+    """Returns what may have been meant by rows with this many batch dimensions too many."""
     if num_extra_dims > 0:
         return " (flatten=True takes rows in several dimensions)"
     return (

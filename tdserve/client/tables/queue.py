@@ -40,8 +40,8 @@ class QueueHandle(LeasingTableHandle):
         Args:
             num_rows: At least 1, without ``min_rows`` at most ``max_size``. The last batch of a closed queue may have
                 fewer.
-            min_rows: From so many rows on, as many as can be taken now suffice, up to ``num_rows``; None waits for all.
-                1 takes what is there, and waits only for the first row.
+            min_rows: From this many rows on, as many as can be taken now suffice, up to ``num_rows``; None waits for
+                all. 1 takes what is there, and waits only for the first row.
             max_lag: Rows whose policy is more versions behind the newest published one are removed from the queue,
                 counted as ``num_discarded`` in ``info()``, and not returned. Rows that are on lease to others stay
                 theirs.
@@ -49,13 +49,13 @@ class QueueHandle(LeasingTableHandle):
                 exit, and given back on an exception. That end may take the client's default timeout, and not
                 ``timeout_s``, since the block may last long. False returns the rows, to be acknowledged with
                 :meth:`ack`, whose timeout can be given.
-            lease_s: The server gives the rows back to others so many seconds after it has chosen them (the time until
+            lease_s: The server gives the rows back to others this many seconds after it has chosen them (the time until
                 they are here counts), unless they were acknowledged by then, or their lease was renewed
                 (:meth:`Taken.renew`, :meth:`renew`); an acknowledgement that comes later raises WrongStateError. For
                 consumers that may hang. None: they are yours for as long as the session lasts.
             pad: Pads ragged tensors to the longest, as of ``ReplayHandle.sample``.
             numpy: True returns a dict of NumPy arrays; None is the client's setting.
-            timeout_s: Seconds to wait for so many (``min_rows``, if given), not for the end of the block; None is the
+            timeout_s: Seconds to wait for that many (``min_rows``, if given), not for the end of the block; None is the
                 client's default, 0 asks once.
 
         Raises:
@@ -122,7 +122,7 @@ class QueueHandle(LeasingTableHandle):
             min_rows: As for :meth:`take`: batches may have fewer rows if no more are there.
             max_lag: As for :meth:`take`.
             lease_s: As for :meth:`take`, of each batch; the iterator renews it when asked (``batches.renew()``). If it
-                is over when the next batch is requested, that raises WrongStateError; the request after it goes on.
+                is over when the next batch is requested, that raises WrongStateError; the request after it continues.
             device: Where batches are moved.
             pad: Pads ragged tensors to the longest of a batch, as of ``ReplayHandle.sample``.
             numpy: As for :meth:`take`.

@@ -62,7 +62,7 @@ class ReplayHandle(LeasingTableHandle):
 
         With ``rank`` and ``world_size`` the rows are this rank's share of one draw for all ranks of a step,
         which the first of them causes: all rows of it differ, and it counts as sampled once. The draw is kept:
-        whoever asks for the same rank and step again, such as another rank of a tensor-parallel group or a rank
+        a call that asks for the same rank and step again, such as by another rank of a tensor-parallel group or a rank
         that was restarted, gets the same rows in the same order, also after a restart of the server. A table
         keeps the draws of 16 steps. Until then no writer gets their rows, and rows that reach
         ``max_times_sampled`` stay readable. A writer that needs the room waits until all ranks have asked for a
@@ -94,8 +94,8 @@ class ReplayHandle(LeasingTableHandle):
                 ``group_size``. From the first such call on the table keeps its rows ordered by this leaf: every row
                 must then have it when it is written, and it cannot be written later.
             group_size: Rows of a complete group.
-            max_lag: Draws only rows whose policy was at most so many versions behind the newest published one when they
-                were drawn; if there are too few, waits for new rows. In a slice every row must fulfil it. With
+            max_lag: Draws only rows whose policy was at most this many versions behind the newest published one when
+                they were drawn; if there are too few, waits for new rows. In a slice every row must fulfil it. With
                 ``group_by``, and without a consumer, groups that have an older row leave the table whole, complete or
                 not; ``info()`` counts their rows as ``num_discarded``, and rows that lack leaves as ``num_incomplete``.
             device: Where the result is moved; None leaves it on the CPU.
@@ -121,9 +121,9 @@ class ReplayHandle(LeasingTableHandle):
             EndOfStreamError: The table is closed, and fewer rows are left; it has their number as ``num_left``.
             CapacityError: The table has 64 names of consumers already.
             StepForgottenError: The draw of this step is not kept any more. The error names the next step: calls that
-                name no step go on once one has passed it as ``step``.
+                name no step continue once one has passed it as ``step``.
             WrongStateError: Rows of this share were deleted since the draw.
-            InvalidRequestError: Other ranks of this step have asked for something else. Or there can never be so many
+            InvalidRequestError: Other ranks of this step have asked for something else. Or there can never be that many
                 at once. Or, without replacement, there are fewer now: set ``min_size`` if a learner may start
                 before its actors.
         """
@@ -184,12 +184,12 @@ class ReplayHandle(LeasingTableHandle):
 
         Args:
             consumer: Its name; several processes may share it, and each row goes to one of them.
-            min_rows: From so many rows on, as many as can be taken now suffice, up to ``num_rows``; None waits for all.
-                1 takes what is there, and waits only for the first row.
+            min_rows: From this many rows on, as many as can be taken now suffice, up to ``num_rows``; None waits for
+                all. 1 takes what is there, and waits only for the first row.
             ack: True returns a context manager: the rows are acknowledged at a clean exit, and given back on an
                 exception. That end may take the client's default timeout, and not ``timeout_s``, since the block may
                 last long. False returns the rows, to be acknowledged with :meth:`ack`, whose timeout can be given.
-            lease_s: The server gives the rows back to others so many seconds after it has chosen them (the time until
+            lease_s: The server gives the rows back to others this many seconds after it has chosen them (the time until
                 they are here counts), unless they were acknowledged by then, or their lease was renewed
                 (:meth:`Taken.renew`, :meth:`renew`); an acknowledgement that comes later raises WrongStateError. For
                 consumers that may hang. None: they are yours for as long as the session lasts.
@@ -312,12 +312,12 @@ class ReplayHandle(LeasingTableHandle):
         Args:
             num_rows: Rows of each batch.
             rank, world_size, run, balance: As of :meth:`sample`: each batch is the share of the next step.
-            step: The first step; None goes on behind the last step that :meth:`sample` or an iterator has returned to
+            step: The first step; None continues behind the last step that :meth:`sample` or an iterator has returned to
                 this client, as :meth:`sample` does. A batch is counted when it is returned: those that were prefetched
                 and not returned come again.
             prefetch: Batches under way or waiting, at most; several of them share one message. What was drawn when the
                 iterator ends counts as sampled: for a limiter, and for ``max_times_sampled``, which deletes such rows.
-                To hand every row to somebody, use ``create_queue``, or ``consumer``.
+                To hand out every row once, use ``create_queue``, or ``consumer``.
             device: Where batches are moved.
             pad: As of :meth:`sample`; each batch is as long as its own longest row.
             drop: Seconds: a batch that has waited longer is dropped, and replaced by a new one. None drops none. A rank

@@ -14,7 +14,7 @@ from tdserve.structure.captured import Captured
 from tdserve.structure.tree import Spec
 
 MIN_RING_BATCHES = 16
-"""Joined rows fill at most one part in so many of a ring: rows that are being overwritten cannot be read."""
+"""Joined rows fill at most one part in this many of a ring: rows that are being overwritten cannot be read."""
 
 
 class RowDestination(Protocol):
@@ -64,7 +64,7 @@ class Delivery:
         return self._most if self.is_coalescing else min(self._most, self._batch)
 
     def send(self, batch: Batch, on_stored: Callable[[int], None]) -> None:
-        """Stores the rows of a batch in order; in smaller and smaller calls if the table refuses so many at once.
+        """Stores the rows of a batch in order; in smaller and smaller calls if the table refuses that many at once.
 
         Waits as long as the table makes writers wait, or the server is away; the caller decides when that is too long.
 

@@ -90,7 +90,7 @@ class RowSender:
         self._num_held = int(window is None or window.n == 1)  # else open rows are held back
         self._buffer = RowBuffer(spec, page_rows=min(batch, compute_max_rows(table)), max_bytes=max_bytes)
         self._batch = self._buffer.page_rows
-        joined_bytes = min(ClientMover.max_joined_bytes, max_bytes // 4)  # appends go on in the rest of the memory
+        joined_bytes = min(ClientMover.max_joined_bytes, max_bytes // 4)  # appends continue in the rest of the memory
         self._delivery = Delivery(table, batch=self._batch, num_joined=joined_bytes // max(spec.nbytes, 1))
         if window is not None and self._buffer.max_rows < window.n + 2 * self._batch:
             reason = f"{max_bytes} bytes do not hold {window.n} rows whose horizon is open, and two batches"
@@ -275,7 +275,8 @@ class RowSender:
         self._progress = Condition(self._lock)
 
     def _begin_in_child(self) -> None:
-        """Refuses further rows in a forked child: nobody sends them there, and another thread may have had the lock."""
+        """Refuses further rows in a forked child: no thread sends them there, and another thread may have had the
+        lock."""
         self._make_locks()
         self._page = None
 

@@ -152,7 +152,7 @@ class Query:
         return to_arrays(rows) if self.is_numpy else rows
 
     def make_layout(self, num_rows: int) -> Layout:
-        """Returns the layout of so many rows."""
+        """Returns the layout of this many rows."""
         return make_rows_layout(self.stored, num_rows, self.added)
 
 

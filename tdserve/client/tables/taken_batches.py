@@ -156,7 +156,7 @@ class TakenBatches:
             raise
 
     def _wait_again(self, error: TDServeError, deadline: Deadline) -> None:
-        """Goes on after a wait that brought nothing; raises the error if no retry helps, or the time is over."""
+        """Continues after a wait that brought nothing; raises the error if no retry helps, or the time is over."""
         if may_repeat(error, deadline):
             if not isinstance(error, DeadlineExceededError):  # at rest, or away, perhaps only while the server restarts
                 self._closed.wait(RETRY_PAUSE_S)

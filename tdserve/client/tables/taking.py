@@ -44,7 +44,7 @@ class Lease(NamedTuple):
     Attributes:
         rows: A tensordict of them, or a dict of their numbers and generations.
         request: The request that took them. Its lease may have ended, and another call of this client may have them
-            since: what becomes of these is not up to whoever has had them before. 0: unknown; any lease of the session.
+            since: what becomes of these is not up to an earlier holder. 0: unknown; any lease of the session.
     """
 
     rows: Any
@@ -67,7 +67,7 @@ def take_and_acknowledge(client: SessionClient, query: Query, num_rows: int, dea
         except WrongStateError:
             if deadline.expired:
                 raise
-        except TDServeError:  # nobody gets them of this call
+        except TDServeError:  # this call does not return them
             give_back_later(client, query, lease)
             raise
 
@@ -151,7 +151,7 @@ def acknowledge(client: SessionClient, query: Query, lease: Lease, deadline: Dea
 
 
 def renew(client: SessionClient, query: Query, lease: Lease, lease_s: float, deadline: Deadline) -> None:
-    """Has the lease of rows last so many seconds from now on.
+    """Has the lease of rows last this many seconds from now on.
 
     Raises:
         WrongStateError: As of ``acknowledge``.
@@ -182,9 +182,9 @@ def give_back(client: SessionClient, query: Query, lease: Lease, timeout_s: floa
     """Gives rows of a lease back to others; if that fails, they are free when the session ends.
 
     Args:
-        timeout_s: For how long the caller waits. Another thread goes on for as long as the longest time, if a retry
+        timeout_s: For how long the caller waits. Another thread continues for as long as the longest time, if a retry
             may help: the table is at rest, say.
-        uncounts: Whether they do not count as sampled, because nobody has seen them.
+        uncounts: Whether they do not count as sampled, because no caller has seen them.
     """
     leased = _encode_lease(query, lease)
     leased.uncounts = uncounts
@@ -289,7 +289,7 @@ class Taken:
         self._is_over = True
 
     def renew(self, lease_s: float | None = None, *, timeout_s: float | None = None) -> None:
-        """Renews the lease: it lasts so many seconds from now on. Any thread may call it while another works.
+        """Renews the lease: it lasts this many seconds from now on. Any thread may call it while another works.
 
         Args:
             lease_s: None is the ``lease_s`` of ``take``.

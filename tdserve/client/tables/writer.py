@@ -43,7 +43,7 @@ class ReplayWriter:
 
     Rows are stored in the order in which they were appended. One batch is under way at a time, and everything that was
     appended meanwhile goes into the next one, so that batches grow if the server is slower than the writer. If the
-    table's limiter makes writers wait, batches do not grow; they become smaller if the limiter never admits so many
+    table's limiter makes writers wait, batches do not grow; they become smaller if the limiter never admits that many
     rows.
 
     As a context manager it is closed at the end of the block. If the block raises, appended rows are still sent, for a
@@ -176,7 +176,7 @@ class ReplayWriter:
                 share a batch.
 
         Raises:
-            SpecMismatchError, NotSupportedError: The row does not fit. It was not accepted; the writer goes on.
+            SpecMismatchError, NotSupportedError: The row does not fit. It was not accepted; the writer continues.
             InvalidRequestError: The priority is invalid. As above.
             DeadlineExceededError: There was no room within the writer's ``timeout_s``, or the time of the block
                 ``tdserve.within``. As above.

@@ -27,7 +27,7 @@ _CREATION_S_PER_GIB = 1.0
 class StoreFilling:
     """Fills a new store with consecutive rows; ``show`` makes it visible, ``give_up`` deletes it.
 
-    Nobody else sees it before, but its name is taken. If the connection is lost before ``show``, or this process ends,
+    Others do not see it before, but its name is taken. If the connection is lost before ``show``, or this process ends,
     nothing of it is left. Threads: one at a time.
 
     Args:

@@ -147,7 +147,7 @@ class Coalescer(ABC, Generic[_Part]):
                 return
             if unfinished:
                 wait(unfinished, min(end_s - time.monotonic(), MAX_POLL_S))
-            time.sleep(0 if unfinished else SENDING_POLL_S)  # 0: the thread that has ended one of them goes on first
+            time.sleep(0 if unfinished else SENDING_POLL_S)  # 0: the thread that has ended one of them continues first
 
     def _advance(self) -> None:
         """Sends the parts that may be sent. One thread at a time does so, which keeps the order, for the others too."""
@@ -202,7 +202,7 @@ class Coalescer(ABC, Generic[_Part]):
 
 
 _EXIT_FLUSH: ExitFlush[Coalescer[Any]] = ExitFlush(Coalescer.finish, is_early=True)
-"""Stores what nobody has waited for, as an executor finishes its futures at exit."""
+"""Stores what no caller has waited for, as an executor finishes its futures at exit."""
 
 
 def fail_parts(parts: Iterable[Part], error: BaseException) -> None:

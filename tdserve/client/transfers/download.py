@@ -241,7 +241,7 @@ def abort_transfer(
     """Ends a broken transfer, and returns its true reason: a Failure of the server, for which it waits up to a second,
     but no longer than the call may take, else the transport's error.
 
-    The channel is replaced: content of this transfer may still be under way, and nobody receives it any more. A
+    The channel is replaced: content of this transfer may still be under way, and is not received any more. A
     TransferAbortedError shows that the call may be retried.
     """
     if pending.content_channel is not None:

@@ -51,7 +51,7 @@ from tdserve.values.value_codec import decode_value
 
 MAX_RETIRED = 20
 """Versions that may be retired in a row, before a slow reader on this machine has opened them, or have another
-structure than the one before, until its call fails. A call without waiting may go on to the next version, too."""
+structure than the one before, until its call fails. A call without waiting may continue to the next version, too."""
 
 
 class Weights(NamedTuple):

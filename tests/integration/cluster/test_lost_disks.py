@@ -81,8 +81,8 @@ def test_table_when_a_disk_is_lost_then_goes_on_without_that_part_until_it_is_ma
 
 def _describe_going_on(table: Any, shard: int) -> str:
     server = table.placement.servers[shard]
-    why = f"which server {server} has lost; creating the store again with exists_ok=True makes it anew, empty"
-    return f"store {table.name!r} goes on without shard {shard}, {why}"
+    why = f"which server {server} has lost; creating the store again with exists_ok=True makes an empty one"
+    return f"store {table.name!r} continues without shard {shard}, {why}"
 
 
 @pytest.mark.slow

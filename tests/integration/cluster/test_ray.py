@@ -188,7 +188,7 @@ def test_servers_when_a_node_is_killed_under_load_then_no_acknowledged_row_is_lo
         tdserve_ray.shutdown()
         with pytest.raises(tdserve.ConnectError):
             tdserve.connect(servers.address)
-        with pytest.raises(InvalidRequestError, match="begin anew"):
+        with pytest.raises(InvalidRequestError, match="use empty folders"):
             tdserve_ray.start(2, storage=tmp_path)
     finally:
         ray.shutdown()

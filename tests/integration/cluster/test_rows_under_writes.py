@@ -53,4 +53,4 @@ def test_take_when_other_leaves_of_its_rows_are_written_then_each_row_comes_once
         writer.join()
     assert sorted(had) == list(range(NUM_ROWS))
     assert num_written
-    assert [line for line in caplog.messages if "does not answer" in line or "goes on without" in line] == []
+    assert [line for line in caplog.messages if "does not answer" in line or "continues without" in line] == []
