@@ -105,7 +105,7 @@ class AdmissionBudget:
         """Checks the size of the values of a write, which a data worker will hold.
 
         Raises:
-            TooLargeError: No write may have so many.
+            TooLargeError: No write may have that many.
         """
         nbytes, limit = max(content.values_nbytes, content.spool_nbytes), self.limit_bytes // VALUES_SHARE
         if nbytes > limit:

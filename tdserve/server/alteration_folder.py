@@ -82,7 +82,7 @@ async def make_altering_folder(
 
 @asynccontextmanager
 async def hold_alone(session: ClientSession, store: OpenedStore, deadline: Deadline) -> AsyncIterator[None]:
-    """Runs a block during which nobody overwrites anything in a store.
+    """Runs a block during which nothing in a store is overwritten.
 
     Raises:
         DeadlineExceededError: Others were still writing.

@@ -54,7 +54,7 @@ class ClaimWriter(ABC):
 
     @abstractmethod
     def describe_content(self, nbytes: int) -> control_pb2.Content:
-        """Returns the content that was received with extends of so many bytes."""
+        """Returns the content that was received with extends of this many bytes."""
 
 
 class LocalWriter(ClaimWriter):

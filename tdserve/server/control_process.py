@@ -430,4 +430,4 @@ async def _receive_first(messages: AsyncIterator[control_pb2.ClientMessage]) -> 
 
 
 def _do_nothing() -> None:
-    """Does nothing: nobody waits for the end of a client that has finished its writes."""
+    """Does nothing: no request waits for the end of a client that has finished its writes."""

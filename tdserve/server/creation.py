@@ -103,7 +103,7 @@ class Creation:
                 made = await self._stores.create(replace(wanted, loading=True), spec, owner_session=session)
                 break
         if session not in self._sessions:
-            await self._stores.delete(made)  # nobody fills it
+            await self._stores.delete(made)  # it will not be filled
             raise TransferAbortedError(transfer=0, reason=f"session {session} has ended")
         return made
 
@@ -208,7 +208,7 @@ class Creation:
         store.catch_up()
         table = store.table
         if store.record.uid != uid or table is None or table.ring.inserts or table.ring.num_reserved:
-            raise StoreExistsError(name=name, reason="rows were written to it, or it was made anew")
+            raise StoreExistsError(name=name, reason="rows were written to it, or it was created again")
         await self.delete(name)
 
     async def delete(self, name: str, record: Record | None = None) -> None:

@@ -36,7 +36,7 @@ class DamageChecks:
         self._worker = worker
 
     async def check_write(self, store: OpenedStore, rows: RowSet, asked: control_pb2.WriteRequest) -> None:
-        """Compares the rows of a write, which nobody else may write meanwhile, unless it replaces them whole.
+        """Compares the rows of a write, which no other may write at the same time, unless it replaces them whole.
 
         Raises:
             DamagedRowError: One is damaged.
@@ -76,7 +76,7 @@ def _replaces_rows(spec: Spec, asked: control_pb2.WriteRequest) -> bool:
 
 
 def _iter_numbers(rows: RowSet, num_rows: int) -> Iterator[bytes]:
-    """Yields rows as bytes, at most so many at once."""
+    """Yields rows as bytes, at most this many at once."""
     for piece in rows.iter_pieces():
         if isinstance(piece, slice):
             for start in range(piece.start, piece.stop, num_rows):

@@ -23,7 +23,7 @@ def describe(stores: Stores, store: OpenedStore, *, with_spec: bool = True) -> c
 
 
 def describe_packed(stores: Stores, record: StoreRecord, *, with_spec: bool = True) -> control_pb2.StoreDescription:
-    """Returns the description of a store that nobody has used."""
+    """Returns the description of a store that was never used."""
     spec = stores.specs.get(record.fingerprint, record.order)
     description = _describe_record(record, spec, with_spec=with_spec)
     description.nbytes, description.version = record.nbytes, stores.packed.get_version(record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 STORES_AT_A_TIME = 128
-"""Stores between two passes; visiting the objects of so many takes a few milliseconds."""
+"""Stores between two passes; visiting the objects of this many takes a few milliseconds."""
 
 MIN_GONE = 1024
 """Deleted stores after which excluded objects are visited too, if no more stores are left: that takes ten milliseconds

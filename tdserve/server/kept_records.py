@@ -24,7 +24,7 @@ from tdserve.store.sync_pass import Pass
 from tdserve.structure import codec
 from tdserve.v1 import spec_pb2
 
-_LOST_DRAWS = "draws that store {!r} kept for ranks: their steps are drawn anew, also rows that they had used up"
+_LOST_DRAWS = "draws that store {!r} kept for ranks: their steps are drawn again, also rows that they had used up"
 
 
 def keep_records(work: Pass) -> None:
@@ -108,7 +108,7 @@ def bring_back(root: Root, name: str) -> Sequence[str] | None:
         if record.fingerprint:
             record = replace(record, order=names[record.fingerprint, record.order])
         state = kind.rename_orders(state, names) if state else state
-        # Clients may know of more than the last pass: numbers that anybody has seen are not given again.
+        # Clients may know of more than the last pass: numbers that a client has seen are not given again.
         state = kind.begin_copy(folder, record, state, db)
         before = db.get("stores", name.encode())
         with db.begin_transaction() as txn:
@@ -118,7 +118,7 @@ def bring_back(root: Root, name: str) -> Sequence[str] | None:
             if state:
                 txn.put("states", record.uid.encode(), json.dumps(state).encode())
             txn.update("draws", dict(kept.draws or ()))
-        # From here on the catalog goes on from it: as a later moment it would take the place of what comes now.
+        # From here on the catalog continues from it: as a later moment it would take the place of what comes now.
         replace(kept, moment=read_moments(db).last).save(folder)
     return [] if kept.draws is not None else [_LOST_DRAWS.format(name)]
 

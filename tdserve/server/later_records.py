@@ -93,7 +93,7 @@ def find_other_structure(folder: Path, record: StoreRecord, db: CatalogDB) -> in
         return None
     try:
         found = read_structure(folder / GENERATION_FILE)
-    except TDServeError:  # whoever opens the file says what is wrong
+    except TDServeError:  # opening the file reports what is wrong
         return None
     is_changing = found != record.structure and db.get("pending", Restructured.make_key(record.uid)) is not None
     return None if found == record.structure or is_changing else found

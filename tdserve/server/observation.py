@@ -195,7 +195,7 @@ class Observation:
     async def _add_stores(
         self, asked: control_pb2.ObserveRequest, response: control_pb2.ObserveResponse, grant: Grant
     ) -> None:
-        """Adds the stores that were used last, then those that nobody has used since the start, and those that are
+        """Adds the stores that were used last, then those that were not used since the start, and those that are
         asked for by name; of all others the sums, if the grant includes all."""
         catalog, max_stores = self._services.stores.catalog, min(asked.max_stores, MAX_ASKED)
         opened = [store for store in self._services.stores.opened.list_stores() if grant.has_store(store.name)]
@@ -216,7 +216,7 @@ class Observation:
             response.other_stores.CopyFrom(self._sums)
 
     async def _find_unopened(self, max_stores: int, grant: Grant) -> set[str]:
-        """Returns names of stores that are not open, at most so many."""
+        """Returns names of stores that are not open, at most this many."""
         stores, found = self._services.stores, set[str]()
         for number, record in enumerate(stores.catalog, start=1):
             if len(found) >= max_stores:

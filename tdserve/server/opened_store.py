@@ -69,7 +69,7 @@ class OpenedStore:
         is_outdated: Whether the table has got leaves since: another object, which shares its rules, has its place.
             Requests that have begun with this one may read, and commit the rows that they have reserved.
         is_restructuring: Whether files of the structure that it has since a restart still wait for room.
-        is_leaving: Whether it is being moved to another server: nobody claims rows any more.
+        is_leaving: Whether it is being moved to another server: rows are not claimed any more.
     """
 
     record: StoreRecord
@@ -117,7 +117,7 @@ class OpenedStore:
 
     def catch_up(self, writer: bytes = b"") -> None:
         """Commits the rows that writers have filled by themselves. A request does so before it looks at the
-        table, so that nobody sees less than the writers were promised.
+        table, so that no reader sees less than the writers were promised.
 
         Args:
             writer: Only those among which may be extends of the client with this id.

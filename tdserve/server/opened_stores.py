@@ -1,4 +1,4 @@
-"""The stores that are open in the control process; those that nobody uses are closed when there are many."""
+"""The stores that are open in the control process; unused ones are closed when there are many."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class OpenedStores:
         return store or held
 
     def retire(self, name: str) -> OpenedStore | None:
-        """Like ``pop``, for a store that is elsewhere now, or is opened anew: nothing that is under way goes on with
+        """Like ``pop``, for a store that is elsewhere now, or is opened again: nothing that is under way continues with
         this object."""
         store = self.pop(name)
         if store is not None:

@@ -1,4 +1,4 @@
-"""Small stores that nobody has used yet: they have no files, and the catalog has their content.
+"""Small stores that were never used: they have no files, and the catalog has their content.
 
 Making and removing five files and folders takes a file system hundreds of times as long as one record. Thousands of
 small stores are often made, and many are read once or never. The first use of such a store makes its files, and the

@@ -33,12 +33,12 @@ def recover(root: Root) -> None:
     """Repairs a root if the power was lost since it was last in order. Call it before anything else is opened.
 
     Raises:
-        TDServeError: It cannot be repaired now, for example because the disk is full. The next call starts anew.
+        TDServeError: It cannot be repaired now, for example because the disk is full. The next call starts again.
     """
     if not root.run.has_lost_power():
         return
     _log.warning(
-        "the machine was started anew before %s was synced: what was written since the last sync is gone, or is "
+        "the machine was restarted before %s was synced: what was written since the last sync is gone, or is "
         "reported as damaged; stores that were made since then are gone",
         root.path,
     )
@@ -50,7 +50,7 @@ def return_to_last_sync(root: Root) -> list[str]:
     """Makes a root what it was at the last sync; returns what is lost, by store.
 
     Raises:
-        TDServeError: It cannot be done now. The next call starts anew.
+        TDServeError: It cannot be done now. The next call starts again.
     """
     with hold_page_checks():  # what the last sync has left may be damaged
         return _return_to_last_sync(root)

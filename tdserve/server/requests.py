@@ -315,7 +315,7 @@ class Requests:
         """Returns the error to report for a request that failed.
 
         A missing or closed file means StoreNotFoundError if the store was deleted meanwhile, and TransferAbortedError
-        if it was made anew. Lack of room means TransferAbortedError if there is room now.
+        if it was created again. Lack of room means TransferAbortedError if there is room now.
 
         Args:
             uid: Incarnation of the store when the request began; "" if there was none.
@@ -331,7 +331,7 @@ class Requests:
             if now is None:
                 return StoreNotFoundError(name=name)
             if now.uid != uid:
-                return TransferAbortedError(transfer=request, reason=f"store {name!r} was made anew meanwhile")
+                return TransferAbortedError(transfer=request, reason=f"store {name!r} was created again since")
         return error
 
     async def _read(

@@ -1,7 +1,7 @@
 """Looks from time to time whether the server's root is still there: without it nothing can be created or opened.
 
-If another root stands in its place, the server ends at once: it would go on to create files by path in the other root,
-which may be that of a server that runs.
+If another root stands in its place, the server ends at once: it would continue to create files by path in the other
+root, which may be that of a server that runs.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ KEPT_SHARE = 2
 
 
 def check_rule_memory(num_rows: int, row_bytes: int) -> None:
-    """Checks whether there is memory for the rules of so many rows.
+    """Checks whether there is memory for the rules of this many rows.
 
     Raises:
         CapacityError: There is not.

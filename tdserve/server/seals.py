@@ -1,4 +1,5 @@
-"""Stores that serve nobody, because they move to another server or have done so, and times at which none is made."""
+"""Stores that serve no request, because they move to another server or have done so, and times at which none is
+made."""
 
 from __future__ import annotations
 
@@ -128,5 +129,5 @@ class SealedStores:
         task.add_done_callback(lambda _: self.end_request(name))
 
     def is_idle(self, name: str, *, num_own: int = 0) -> bool:
-        """Returns whether no request for a store is under way, but so many of the caller's own."""
+        """Returns whether no request for a store is under way, but this many of the caller's own."""
         return self._num_requests.get(name, 0) <= num_own

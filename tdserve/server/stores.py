@@ -77,10 +77,10 @@ class Stores:
         workers: Data workers, which release deleted stores.
 
     Attributes:
-        packed: Those that nobody has used yet.
+        packed: Those that were never used.
         opened: Those that are open.
         loading: Those that sessions fill for the first time.
-        seals: Which of them serve nobody, because they move to another server.
+        seals: Which of them serve no request, because they move to another server.
         followers: By name of a weights store: names of the tables that follow its versions and have been used.
     """
 
@@ -365,7 +365,7 @@ class Stores:
         freeing.add_done_callback(self._freeing.discard)
         if not is_small:
             await freeing
-        # Releasing the mappings and rules of very many rows takes long: a thread does it, once nobody else holds them.
+        # Releasing the mappings and rules of very many rows takes long: a thread does it, once nothing else holds them.
         held: list[object] = [store, store.generations, store.table]
         loop = asyncio.get_running_loop()
         loop.call_later(LET_GO_S, partial(_run_apart, held.clear))
@@ -488,6 +488,6 @@ class Stores:
 
 
 def _run_apart(work: Callable[[], None]) -> None:
-    """Has a thread do what nobody waits for; at the end of the server nothing."""
+    """Has a thread do what no request waits for; at the end of the server nothing."""
     with suppress(RuntimeError):  # the threads have been shut down
         asyncio.get_running_loop().run_in_executor(None, work)

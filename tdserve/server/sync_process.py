@@ -33,7 +33,7 @@ class SyncProcess:
     """The control process's handle of the process. Threads: one at a time.
 
     Args:
-        root_fd: Descriptor of the root's lock, which the process inherits: nobody else may use the root while it
+        root_fd: Descriptor of the root's lock, which the process inherits: no other server may use the root while it
             writes.
         checks_pages: Whether it follows the pages of environments first: a damaged one may have ended the last process.
     """

@@ -117,7 +117,7 @@ class Syncing:
     async def stop(self, timeout_s: float) -> bool:
         """Ends the passes with a last one over all stores; returns whether everything reached the disk in time.
 
-        Call it when nobody writes any more.
+        Call it when there are no writes any more.
         """
         self._is_closed = True
         if self._task is None:
@@ -164,7 +164,7 @@ class Syncing:
                 failed = wanted.intersection(failures)
                 reason = "; ".join(failures[uid] for uid in sorted(failed))
                 has_failed &= any(not self._has_changed(uid) for uid in failed)
-            except Exception as error:  # noqa: BLE001 (the outermost frame: waiters go on waiting)
+            except Exception as error:  # noqa: BLE001 (the outermost frame: waiters continue waiting)
                 reason = repr(error)
             else:
                 self._note_pass(failures, started_s, over=None if is_due else wanted)

@@ -17,7 +17,7 @@ async def run_in_turns(steps: Iterable[object]) -> None:
     """Takes the steps of some work, with a turn of the event loop between two of them.
 
     Other coroutines run in between, so each step must leave a consistent state. No turn follows the last step: work of
-    one step waits for nobody.
+    one step does not wait.
 
     Args:
         steps: Does the work as it is iterated: a generator that yields *between* two pieces of its work.

@@ -20,7 +20,7 @@ _State = TypeVar("_State")
 
 
 def retrieve_exception(task: asyncio.Future[Any]) -> None:
-    """Retrieves the exception of a task that nobody awaits, so that asyncio does not report it; a callback."""
+    """Retrieves the exception of a task that is not awaited, so that asyncio does not report it; a callback."""
     if not task.cancelled():
         task.exception()
 
@@ -169,11 +169,12 @@ class Waiters:
         return time.monotonic() - min(begun) if begun else 0.0
 
     def has_line(self, line: Hashable) -> bool:
-        """Returns whether anybody waits in this line, so that a newcomer has to queue."""
+        """Returns whether a request waits in this line, so that a newcomer has to queue."""
         return bool(self._lines.get(line))  # empty: the last was served and has not resumed yet
 
     def attempt_at_once(self, attempt: Callable[[], _State | None], line: Hashable) -> _State | None:
-        """Returns what ``attempt`` returns, or None if anybody waits in line for it; arguments as for ``wait_for``."""
+        """Returns what ``attempt`` returns, or None if a request waits in line for it; arguments as for
+        ``wait_for``."""
         self.check_present()
         return None if self.has_line(line) else attempt()
 

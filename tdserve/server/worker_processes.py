@@ -2,8 +2,8 @@
 
 The control process does not fork itself: it has threads, and has imported nothing that a worker needs. The end of a
 worker is proved by a pipe whose other end only that worker holds: the kernel closes it when the last thread of the
-worker has released its memory, so that nothing it did goes on. This holds whatever ended the worker, and whether or not
-its parent lives.
+worker has released its memory, so that nothing it did continues. This holds whatever ended the worker, and whether or
+not its parent lives.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class WorkerProcesses:
         return process
 
     def close(self) -> None:
-        """Refuses further forks, and kills a fork server that is still importing: nobody waits for it any more."""
+        """Refuses further forks, and kills a fork server that is still importing: nothing waits for it any more."""
         self._is_closed = True
         if self._fork_server is not None and not self._fork_server.is_ready:
             self._fork_server.kill()

@@ -37,7 +37,8 @@ EXIT_GRACE_S = 2.0
 """Time in which a worker can exit by itself once its socket is closed."""
 
 DROP_TIMEOUT_S = 2.0
-"""Limit for workers' reports that they have dropped a store; they take milliseconds, however many transfers go on."""
+"""Limit for workers' reports that they have dropped a store; they take milliseconds, however many transfers are under
+way."""
 
 MAX_DEATHS = 4
 """Deaths of a worker in the middle of an order that must be done, after which it counts as the fault of the order: for
@@ -73,7 +74,7 @@ class DataWorker:
         processes: Starts its processes.
         timeout_s: Time without a sign of life after which the process counts as hung, and is killed.
         on_session: Called with reports that concern a session: rendezvous entries, losses, and messages of its client.
-        on_lost: Called when the process has died and is proved gone: nothing it did goes on any more.
+        on_lost: Called when the process has died and is proved gone: nothing it did continues any more.
         on_span: Called with reports that have a span; None ignores these.
 
     Attributes:

@@ -127,7 +127,7 @@ class TokenRegister:
             self._warn_if_empty()
         except InvalidRequestError as error:
             _log.error("%s was changed, and its earlier tokens stay valid: %s", name, error.fields["reason"])
-        except Exception:  # noqa: BLE001 (or nobody would look at the file, and at what has expired, any more)
+        except Exception:  # noqa: BLE001 (or the file, and what has expired, would not be looked at any more)
             _log.exception("%s was changed, and its earlier tokens stay valid", name)
 
     def _warn_if_empty(self) -> None:

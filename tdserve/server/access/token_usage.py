@@ -37,7 +37,7 @@ class TokenUsage:
         return not self.num_requests
 
     def admit(self, limits: Limits, nbytes: int) -> AbstractContextManager[None]:
-        """Returns the context of a request of so many bytes, which counts during it.
+        """Returns the context of a request of this many bytes, which counts during it.
 
         Raises:
             ServerBusyError: It is beyond a limit; nothing was counted.

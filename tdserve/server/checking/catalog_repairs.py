@@ -181,7 +181,7 @@ def put_back_records(root: Root, table: Table, keys: Sequence[bytes]) -> Outcome
 
 def _fit_record(root: Root, content: bytes) -> bytes | None:
     """Returns the record of a store from the copy, as its folder is now; None if that is of another store: the name may
-    have been used anew since."""
+    have been used again since."""
     record = StoreRecord.from_bytes(content)
     folder = root.store_folder(record.name)
     if record.packed and not folder.exists():
@@ -270,7 +270,7 @@ def _copy_record(copy: CatalogDB, record: StoreRecord, txn: Transaction) -> None
 def forget_catalog_copy(root: Root) -> str:
     """Removes a damaged copy of the catalog."""
     (root.synced_folder / COPY_FILE).unlink(missing_ok=True)
-    return "it was removed, and is made anew"
+    return "it was removed, and is made again"
 
 
 def remove_folder(folder: Path) -> str:

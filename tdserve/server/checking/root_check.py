@@ -195,7 +195,7 @@ def _describe_run(root: Root, *, is_orderly: bool) -> Finding:
     """Returns the finding of a damaged record of the last run, which tells whether that ended in order."""
     reason = "damaged: it does not tell whether the last server ended in order"
     if not is_orderly:
-        return Finding("run.json", reason, remedy="the next server goes back to the last sync, and writes it anew")
+        return Finding("run.json", reason, remedy="the next server goes back to the last sync, and writes it again")
 
     def repair() -> str:
         root.run.note(is_synced=True)
@@ -271,7 +271,7 @@ def _record_again(root: Root) -> str:
     with convert_os_errors(root.synced_folder):
         root.synced_folder.mkdir(exist_ok=True)
     record_sums(root.path, rereads=True)
-    return "it was made anew"
+    return "it was made again"
 
 
 def _check_store(checked: CheckedRoot, record: StoreRecord) -> list[Finding]:

@@ -57,9 +57,7 @@ UNPROVED = (
     "takes them as they are"
 )
 
-OLDER = (
-    "put back the files of the same moment as the catalog's, or restore a checkpoint; the next server goes on from them"
-)
+OLDER = "put back the files of the catalog's moment, or restore a checkpoint; the next server continues with them"
 
 LATER = "its rows are compared once the rest is repaired, and those that differ are dropped"
 

@@ -66,7 +66,7 @@ def find_row(damaged: DamagedRecord, stored: Spec) -> int | None:
 
 
 def drop_entries(folder: Path, record: StoreRecord, num_missing: int) -> str:
-    """Deletes damaged entries of a keyed store, and makes the tables anew that follow from the entries.
+    """Deletes damaged entries of a keyed store, and rebuilds the tables that follow from the entries.
 
     Args:
         folder: Folder of its values.
@@ -123,14 +123,14 @@ def restore_generations(folder: Path, record: StoreRecord, stored: Spec) -> str:
 
 
 def remove_synced(path: Path) -> str:
-    """Removes a file of the last sync, which the next one makes anew."""
+    """Removes a file of the last sync, which the next one makes again."""
     target = path if path.name == "synced.memmap" else path.parent
     with convert_os_errors(target):
         if target.is_dir():
             shutil.rmtree(target)
         else:
             target.unlink(missing_ok=True)
-    return "it was removed, and is made anew"
+    return "it was removed, and is made again"
 
 
 def write_text(path: Path, text: bytes) -> str:

@@ -68,7 +68,7 @@ def check_versions(checked: CheckedRoot, record: StoreRecord) -> Iterator[Findin
 
 def _remove_marks(path: Path) -> str:
     path.unlink(missing_ok=True)
-    return "it was removed, and is made anew"
+    return "it was removed, and is made again"
 
 
 def _drop_version(root: Root, record: StoreRecord, number: int, *, is_newest: bool) -> str:

@@ -54,7 +54,7 @@ class PlacementKind(StoreKind):
         return make_placement(asked.name, PlacementRecord.from_json(asked.settings))[0]
 
     def may_be_packed(self, record: StoreRecord, spec: Spec) -> bool:
-        """Returns True: nobody uses its files."""
+        """Returns True: its files are not used."""
         return True
 
     def open(self, record: StoreRecord, stores: KindStores, *, checks: bool = False) -> OpenedStore:

@@ -126,7 +126,7 @@ class StoreKind(ABC):
         """Makes a copy, as of a checkpoint, differ from what the clients of the original may know.
 
         Args:
-            folder: Its files, which nobody has open.
+            folder: Its files, which no process has open.
             record: Its own.
             state: Of the original.
 
@@ -161,7 +161,7 @@ class StoreKind(ABC):
         return store.lost.row_set
 
     def describe_packed(self, record: StoreRecord, description: control_pb2.StoreDescription) -> None:
-        """Adds to the description of a store that nobody has used what it would hold."""
+        """Adds to the description of a store that was never used what it would hold."""
         description.num_rows = record.num_rows
 
     def observe(self, store: OpenedStore, figures: control_pb2.StoreFigures) -> None:  # noqa: B027 (most have none)

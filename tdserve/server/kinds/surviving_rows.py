@@ -57,7 +57,7 @@ class SurvivingRows:
     def replace_generations(
         self, folder: FilePath, record: StoreRecord, lost: NDArray[np.int64], *, marks_store: bool
     ) -> Rename:
-        """Gives all rows generations that nobody has seen: a remote client may know a lost row by its generation.
+        """Gives all rows generations that no client has seen: a remote client may know a lost row by its generation.
         Returns what gives the new ids of rows that are not lost.
 
         Args:
@@ -78,8 +78,8 @@ class SurvivingRows:
 
 
 def rename_for_copy(uid: str) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
-    """Returns what gives rows of a copy generations that nobody has seen, or their ids, of those of the original; the
-    same for the same copy.
+    """Returns what gives rows of a copy generations that no client has seen, or their ids, of those of the original;
+    the same for the same copy.
 
     Args:
         uid: Of the copy, chosen at random.

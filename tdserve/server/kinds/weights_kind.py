@@ -96,7 +96,7 @@ class WeightsKind(StoreKind):
         state["kept"] = [version for version, _ in whole.values()]
         state["orders"] = [[number, order] for number, (_, order) in whole.items() if order]
         state["free"], state["checksums"] = [], []
-        # Remote readers may know later versions: a number that anybody has seen is never given again.
+        # Remote readers may know later versions: a number that a client has seen is never given again.
         state["last_begun"] = max(state["last_begun"], *whole, 0) + STEP_AFTER_LOSS
         with db.begin_transaction() as txn:
             txn.put("states", record.uid.encode(), json.dumps(state).encode())

@@ -89,7 +89,7 @@ class KeyedEntries:
                     return await session.mover.get_entries(request, store, asked)
                 except KeyNotFoundError as error:
                     what = f"a put of entry {error.fields['key']!r} in keyed store {store.name!r}"
-                    await session.wait_until(store.waiters, lambda: watch.is_notified, deadline, lambda: what)  # noqa: B023 (called before the loop goes on)
+                    await session.wait_until(store.waiters, lambda: watch.is_notified, deadline, lambda: what)  # noqa: B023 (called in this turn)
 
     async def list(self, session: ClientSession, request: int, asked: control_pb2.ListRequest) -> control_pb2.Done:
         """Lists a page of keys, or counts them."""
@@ -159,7 +159,7 @@ def _check_structure(store: OpenedStore, fingerprint: bytes) -> KeyedState:
 
     Raises:
         WrongStateError: It is a store of another kind.
-        SpecMismatchError: It was created anew, for other entries.
+        SpecMismatchError: It was created again, for other entries.
     """
     state = store.get_keyed()
     if fingerprint != store.spec.fingerprint:

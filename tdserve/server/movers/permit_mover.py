@@ -106,7 +106,7 @@ class PermitMover(SessionMover):
         txn.delete("pending", self._record(rows).key)
 
     def give_up_rows(self, request: int, rows: RowsToFill) -> None:
-        """Frees the rows, or holds them back while the client may still write: a stopped process may go on."""
+        """Frees the rows, or holds them back while the client may still write: a stopped process may continue."""
         if self.may_still_write(request):
             self._stores.unfinished_writes.hold_back(rows.store, rows.reservation, self._record(rows))
         else:

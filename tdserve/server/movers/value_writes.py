@@ -40,7 +40,7 @@ class ValueWrites:
         """Stores values while the tensors of their rows move; ends when nothing writes these rows any more."""
         storing = self.store(store, values)
         await asyncio.wait({moving, storing})
-        faults = [future.exception() for future in (storing, moving)]  # asyncio logs exceptions that nobody retrieves
+        faults = [future.exception() for future in (storing, moving)]  # asyncio logs exceptions that are not retrieved
         for fault in filter(None, faults):
             raise fault
 

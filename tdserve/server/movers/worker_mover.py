@@ -71,7 +71,7 @@ class WorkerMover(SessionMover):
         return None
 
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
-        """Has the session's worker receive the rows. Values that come over the channel go on to the values worker,
+        """Has the session's worker receive the rows. Values that come over the channel are passed to the values worker,
         unless the session's worker is that one and they are few."""
         worker, content, values = self._session.worker, rows.asked.content, make_put_values(rows)
         is_streamed = bool(content.values_nbytes)

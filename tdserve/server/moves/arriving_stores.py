@@ -1,8 +1,10 @@
-"""Stores that come from another server: their files are written where nobody looks, and become a store in the end.
+"""Stores that come from another server: their files are written to a place that is not read, and become a store in the
+end.
 
 From ``complete`` on a record in the catalog keeps what has come, also over a restart, since the other server may have
-released the store by now. Whoever finds it released has it shown. Each attempt to move a store is a move of its own: of
-one that was given up nothing is ever shown. What a client leaves that is killed goes once the client is forgotten, or
+released the store by now. A client that finds it released has it shown. Each attempt to move a store is a move of its
+own: of one that was given up nothing is ever shown. What a client leaves that is killed goes once the client is
+    forgotten, or
 with the next restart.
 """
 
@@ -100,7 +102,7 @@ class ArrivingStores:
             self._begin_step(move, self._abandon(move))
 
     async def _take_step(self, move: str, step: Coroutine[None, None, None]) -> None:
-        """Takes a step of a move after those before, and to its end: what a thread has begun goes on when the request
+        """Takes a step of a move after those before, and to its end: what a thread has begun continues when the request
         is cancelled."""
         await asyncio.shield(self._begin_step(move, step))
 
@@ -166,11 +168,11 @@ class ArrivingStores:
         await self._take_step(move, asyncio.to_thread(moved_files.write_blocks, folder, given))
 
     async def sync(self, move: str) -> None:
-        """Syncs what has been written, so that ``complete`` has less to do while nobody is served."""
+        """Syncs what has been written, so that ``complete`` has less to do while no request is served."""
         await self._take_step(move, asyncio.to_thread(moved_files.sync_files, self._stores.root.arriving_folder(move)))
 
     async def complete(self, name: str, move: str, moved: control_pb2.MovedStore) -> None:
-        """Keeps a store whose files are all here, until it is shown or comes anew.
+        """Keeps a store whose files are all here, until it is shown or comes again.
 
         Raises:
             WrongStateError: Its files have not come by this move, or are gone: it was given up, or the server was
@@ -200,7 +202,7 @@ class ArrivingStores:
         reach("move.completed")
 
     async def give_up(self, move: str) -> None:
-        """Removes what has come by a move that nobody will have released; nothing if it is a store already.
+        """Removes what has come by a move that will not be released; nothing if it is a store already.
 
         Raises:
             InvalidRequestError: It is no id of a move.
@@ -284,7 +286,7 @@ class ArrivingStores:
             stores.root.take_arrived(record.name, move)  # from now on, also after a restart
         stores.catalog.add(record)
         # Its files are on the disk. What vouches for them is not, nor are there checksums of what the source had not
-        # synced: and nobody may ever open it here.
+        # synced: and it may never be opened here.
         stores.opened.add_unsynced([record.name])
         stores.announce(record.name)
         reach("move.shown")

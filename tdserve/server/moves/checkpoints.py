@@ -126,11 +126,11 @@ class _ValuesToCopy(NamedTuple):
 
 
 class _Idle(NamedTuple):
-    """A store that nobody was using when it was listed.
+    """A store that was not in use when it was listed.
 
     Attributes:
         used_at: When it was last used.
-        frozen: As a checkpoint has it, if nobody has used it since.
+        frozen: As a checkpoint has it, if it was not used since.
     """
 
     store: OpenedStore
@@ -259,7 +259,7 @@ class Checkpoints:
     ) -> control_pb2.CheckpointAnswer:
         await self._forget(by)
         for record in self._list_records():
-            await self._open(record.name)  # so that nobody waits for that
+            await self._open(record.name)  # so that no request waits for that
         begun_s = time.monotonic()
         sealed: dict[str, OpenedStore] = {}
         pinned: list[_ValuesToCopy | None] = []
@@ -321,7 +321,7 @@ class Checkpoints:
         return not is_in_use and not has_values and self._stores.seals.is_idle(store.name)
 
     def _find_idle(self, by: Seal, name: str) -> control_pb2.FrozenStore | None:
-        """Returns a store as it was listed, if nobody has used it since."""
+        """Returns a store as it was listed, if it was not used since."""
         listed, store = self._idle.get((by.session, name)), self._stores.opened.peek(name)
         is_same = listed is not None and store is listed.store and store.used_at == listed.used_at
         return listed.frozen if listed is not None and is_same else None

@@ -1,6 +1,6 @@
 """Finds the blocks of a store's files that may have changed between two moments, without reading them.
 
-Whoever writes rows makes their generations odd before the first byte and even after the last, and a committed version
+A writer makes the generations of its rows odd before the first byte and even after the last, and a committed version
 of weights is never written again. All other files count as changed.
 
 The checksums of rows (``watermark``) go along, so that damage of this server's disk is found at the next one too. A row

@@ -82,7 +82,7 @@ class LeavingStores:
         return await self._lists.list_files(store, by)
 
     async def seal(self, store: OpenedStore, seal: Seal, deadline: Deadline) -> control_pb2.MoveAnswer:
-        """Lets nobody use a store any more, waits for what is under way, and returns all that the other server needs.
+        """Seals a store against all use, waits for what is under way, and returns all that the other server needs.
 
         The store serves again after ``unseal``, or when the session ends.
 

@@ -1,6 +1,7 @@
 """Tables that came back from a checkpoint take the sampler and the limiter that the first program asks for.
 
-A program that is started again with other settings is meant to go on with them, whatever those of the checkpoint were.
+A program that is started again with other settings is meant to continue with them, whatever those of the checkpoint
+were.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class RestoredSettings:
         self._sealing = Sealing(stores)
 
     async def settle(self, request: control_pb2.CreateStoreRequest) -> str:
-        """Gives a table that was restored, and that nobody has asked for since, the settings of this request for it.
+        """Gives a table that was restored, and was not asked for since, the settings of this request for it.
 
         Args:
             request: The request to create the table.

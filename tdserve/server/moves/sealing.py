@@ -1,4 +1,4 @@
-"""Brings stores to rest: from then on nobody uses them, until their seals end."""
+"""Brings stores to rest: from then on they are not used, until their seals end."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Sealing:
         self._stores = stores
 
     def begin(self, store: OpenedStore, seal: Seal) -> None:
-        """Lets nobody use a store any more. It serves again after ``end``, or when the session ends.
+        """Seals a store against all use. It serves again after ``end``, or when the session ends.
 
         Raises:
-            StoreMovedError: Somebody else has sealed it.
+            StoreMovedError: Another move has sealed it.
         """
         self._stores.seals.seal(store.name, seal)
         # Claims first: what their writers have filled is acknowledged, and must be committed.
@@ -47,7 +47,7 @@ class Sealing:
         keeps_unfinished: bool = False,
         num_own_requests: int = 0,
     ) -> OpenedStore:
-        """Waits until nobody can still write into a store's files. After an error it stays sealed.
+        """Waits until nothing can still write into a store's files. After an error it stays sealed.
 
         What was decided before is carried out. So a table that gets leaves just now has them when it is at rest, and
         is another object then.

@@ -2,11 +2,11 @@
 
 Each pass of the syncing process has a number, which the catalog has before the pass reads it, and the copies too. So a
 copy whose number the catalog does not have was made of a later moment than the catalog's, or of another one that went
-on from there: nobody may serve that store as the catalog has it. Between two passes the catalog goes on, but a copy
+on from there: that store may not be served as the catalog has it. Between two passes the catalog continues, but a copy
 whose number it has is never later.
 
-Numbers follow the clock, so that those of two catalogs that went on from one differ. They only grow, also if the clock
-is set back.
+Numbers follow the clock, so that those of two catalogs that continued from one differ. They only grow, also if the
+clock is set back.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ MAX_CALLS = 64
 """Most kinds of calls in one report; there are about thirty."""
 
 MAX_COUNT = 10**9
-"""Most calls of a kind between two reports of one client: seconds apart, none makes so many."""
+"""Most calls of a kind between two reports of one client: seconds apart, none makes that many."""
 
 MAX_SUM_S = 1e9
 

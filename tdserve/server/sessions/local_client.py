@@ -93,8 +93,8 @@ class LocalClient:
         self._session = session
         self._connection = connection
         self._is_gone = is_gone
-        # None: nobody waits any more, but the client may be writing still. A future that has failed keeps its error,
-        # which keeps all calls that it has passed, and their stores.
+        # None: no request waits any more, but the client may be writing still. A future that has failed keeps its
+        # error, which keeps all calls that it has passed, and their stores.
         self._writing: dict[int, _Waiting | None] = {}
         self._is_lost = False
         self.lacks_values = attach.lacks_values

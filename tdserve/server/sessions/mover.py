@@ -129,7 +129,7 @@ class Mover(ABC):
         """Deletes the record of who fills these rows: this transaction commits them."""
 
     def give_up_rows(self, request: int, rows: RowsToFill) -> None:
-        """Frees rows that were not filled or are not needed. Nobody can write them any more."""
+        """Frees rows that were not filled or are not needed. They cannot be written any more."""
         rows.store.get_table().ring.abort(rows.reservation)
         rows.store.waiters.wake()
 

@@ -7,6 +7,6 @@ from tdserve.server.sessions.client_session import ClientSession
 
 
 def check_open(session: ClientSession) -> None:
-    """Raises PeerLostError if a session has ended: nobody would end what is kept for it from now on."""
+    """Raises PeerLostError if a session has ended: what is kept for it from now on would never end."""
     if session.ended.is_set():
         raise PeerLostError(peer=f"session {session.number}", reason="it has ended")

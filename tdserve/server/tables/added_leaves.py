@@ -2,9 +2,9 @@
 
 Their files, which are zero, are made in a folder of their own. One transaction makes the structure the table's; then
 the files are renamed into their places, and the number of the structure in the generation file changes. From that turn
-on, requests see the table under its new structure: another ``OpenedStore`` with the same rules. Until then nobody but
-this module knows of the new files. So rows that were reserved before, and are filled later under the old structure,
-have zeros there like all earlier rows; whoever reserves rows afterwards knows the new leaves, or is refused.
+on, requests see the table under its new structure: another ``OpenedStore`` with the same rules. Until then only this
+module knows of the new files. So rows that were reserved before, and are filled later under the old structure, have
+zeros there like all earlier rows; a request that reserves rows afterwards knows the new leaves, or is refused.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class AddedLeaves:
             task.cancel()
 
     async def _prepare(self, store: OpenedStore, altered: OpenedStore, folder: FilePath, added: Spec) -> Restructured:
-        """Writes all that is needed for the new structure where nobody looks yet; returns what remains to be done."""
+        """Writes all that is needed for the new structure in a place that is not read yet; returns what remains to be
+        done."""
         paths = _list_leaves(added)
         origins = {path: None if path in paths else path for path in _list_leaves(altered.spec)}
         change = restructuring.plan_file_change(store.spec, altered.spec, origins, added)

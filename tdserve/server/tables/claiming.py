@@ -162,7 +162,7 @@ class Claiming:
         return has_fences() and store.get_table().settings.is_plain_ring and record.durability != "disk"
 
     def _count_writers(self, holder: ClaimHolder, table: Table) -> int:
-        """Notes that a writer is offered a claim; returns how many have been lately, or have one."""
+        """Notes that a writer is offered a claim; returns how many have been recently, or have one."""
         writers = self._writers.setdefault(table, deque(maxlen=NUM_REMEMBERED))
         writers.append(holder.writer.writer_id)
         return len({*writers, *(each.writer_id for each in table.claims)})

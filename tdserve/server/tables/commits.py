@@ -113,7 +113,7 @@ async def commit_in_turns(
 ) -> control_pb2.Done:
     """Makes the rows of a long extend live, a part at a time; whole or not at all, also after a crash.
 
-    The caller makes sure that nobody begins to group the table's rows meanwhile. Arguments and errors are those of
+    The caller makes sure that no request begins to group the table's rows meanwhile. Arguments and errors are those of
     ``commit_rows``.
 
     Args:
@@ -131,7 +131,7 @@ async def commit_in_turns(
                 table.arrive(*arrived[-1], is_on_record_later=True)
                 note_arrival(table, len(arrived[-1][0]), time.monotonic())
                 await asyncio.sleep(0)
-            redo = await asyncio.to_thread(_make_redo_entry, store, table, reservation)  # nobody changes what it reads
+            redo = await asyncio.to_thread(_make_redo_entry, store, table, reservation)  # nothing changes what it reads
             store.check_present()
             table.forget_arriving()
             done = control_pb2.Done(counts=make_counts(store, num_coming=len(reservation)), indices=reservation.encoded)

@@ -53,7 +53,7 @@ class Discarding:
             conditions: Those of the sample. If it has any other consumer, its table keeps all groups for the others.
 
         Returns:
-            Whether that is done. For very many rows it goes on for many turns, and then wakes those who wait.
+            Whether that is done. For very many rows it continues for many turns, and then wakes those who wait.
         """
         if max_lag is None:
             return True

@@ -96,7 +96,7 @@ class Extends:
         return done
 
     def _forget_lost(self, rows: RowsToFill) -> None:
-        """Takes reserved rows off the list of lost ones: nobody reads what they had."""
+        """Takes reserved rows off the list of lost ones: what they had is not read."""
         lost = rows.store.lost
         before = lost.overwrites
         if not before:

@@ -104,7 +104,7 @@ class RankShares:
             await self._deal(session, store, draw)
         rows = RowSet.from_rows(draw.rows)
         while store.writes and any(rows.overlaps(others) for others in store.writes):
-            store.lost.check(rows, store=store.name, remedy="go on with the next step")
+            store.lost.check(rows, store=store.name, remedy="continue with the next step")
             await wait_for_others(session, store, rows, deadline)
         return plan_share(store.get_table(), draw, share.rank)
 

@@ -85,7 +85,7 @@ async def reserve_rows(session: ClientSession, store: OpenedStore, num_rows: int
     """Waits for free rows and reserves them. If it raises, none are reserved.
 
     Raises:
-        InvalidRequestError, TooLargeError: There can never be so many.
+        InvalidRequestError, TooLargeError: There can never be that many.
         WrongStateError, StoreNotFoundError: The table was closed or deleted.
         DeadlineExceededError: They were not free in time.
     """

@@ -142,7 +142,7 @@ def _iter_parts(store: OpenedStore, path: Path, num_rows: int) -> Iterator[slice
 
 
 async def _end_claims(store: OpenedStore, session: ClientSession) -> Table:
-    """Returns the table once nobody has a claim: claimed rows bring no entry for a group."""
+    """Returns the table once no writer has a claim: claimed rows bring no entry for a group."""
     deadline = Deadline.after(CLAIMS_TIMEOUT_S)
     while (table := store.get_table()).claims:
         table.take_back_claims()

@@ -407,7 +407,7 @@ def _find_whole_rows(asked: control_pb2.SampleRequest, table: Table) -> int:
     """Returns the rows of the whole sample.
 
     Raises:
-        InvalidRequestError: The request is for no part of a sample of so many rows, or of a table without slices.
+        InvalidRequestError: The request is for no part of a sample of this many rows, or of a table without slices.
     """
     whole_rows = asked.whole_rows or asked.num_rows
     if asked.whole_rows:

@@ -27,7 +27,7 @@ class SelectorBuilding:
         self._under_way: dict[tuple[str, SampleConditions, int], asyncio.Task[None]] = {}
 
     def refresh(self, store: OpenedStore, conditions: SampleConditions, num_rows: int) -> bool:
-        """Returns whether a table has a selector for a sample of so many rows. If not, builds it in a task, and wakes
+        """Returns whether a table has a selector for a sample of this many rows. If not, builds it in a task, and wakes
         those who wait afterwards. A table of few rows builds it at once when it is requested."""
         if store.record.capacity < LONG_ROWS or store.get_table().selectors.has(conditions, num_rows):
             return True
@@ -48,7 +48,7 @@ class SelectorBuilding:
         num_rows: int,
         deadline: Deadline,
     ) -> None:
-        """Waits until a table of very many rows has a selector for a sample of so many rows.
+        """Waits until a table of very many rows has a selector for a sample of this many rows.
 
         Raises:
             DeadlineExceededError: It was not built in time.

@@ -2,7 +2,7 @@
 
 The writer is a local client, or a data worker that writes for the clients of its sessions. A sole writer gets the next
 rows of the ring, as many as it can use; of several writers each gets a block of rows. Every access to the table reads
-the files first, so that nobody sees less than the writers have promised; their messages only say when to read them.
+the files first, so that no reader sees less than the writers have promised; their messages only say when to read them.
 Before anyone else changes which rows belong to whom, the claim of a sole writer is taken back: it asks for rows again,
 like every other, and may ask for another claim. Blocks stay when others extend the table, and end when rows are removed
 or written in part.
@@ -150,7 +150,7 @@ class TableClaim:
             self._failure = error
             _log.error("rows that were claimed of store %r are not committed yet: %s", self._store.name, error)
         except StoreNotFoundError:
-            self._enter(_ClaimState.BROKEN)  # it was deleted: nobody asks for these rows
+            self._enter(_ClaimState.BROKEN)  # it was deleted: no request asks for these rows
         except TDServeError as error:
             self._enter(_ClaimState.BROKEN)
             _log.error("rows that were claimed of store %r cannot be committed: %s", self._store.name, error)

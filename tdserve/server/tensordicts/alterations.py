@@ -1,9 +1,9 @@
 """Changes of the keys of a tensordict store, visible whole or not at all, also after a crash.
 
-New content is first created and filled in a folder of its own, as a small store that no client sees. Then, while nobody
-writes, one transaction makes the new structure the store's. Files and values are renamed into their places after it,
-and again after a crash. Readers see the structure number in the generation file change before any file does. What they
-have mapped stays valid; a read that was interrupted is repeated.
+New content is first created and filled in a folder of its own, as a small store that no client sees. Then, while there
+are no writes, one transaction makes the new structure the store's. Files and values are renamed into their places after
+it, and again after a crash. Readers see the structure number in the generation file change before any file does. What
+they have mapped stays valid; a read that was interrupted is repeated.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class Alterations:
                 await self._worker.order_until_done(store, forgetting)
 
     async def _finish_or_retry(self, store: OpenedStore, restructured: Restructured) -> None:
-        """Gives the store the files and values of its structure, while nobody can read it. If that fails, for example
+        """Gives the store the files and values of its structure, while it cannot be read. If that fails, for example
         for lack of space, it is retried in the background: the alteration is decided, so readers wait."""
         generations, values = store.generations, store.get_generation_values()
         if generations is None:

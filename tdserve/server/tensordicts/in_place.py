@@ -48,7 +48,7 @@ class InPlace:
         """Replaces a selection. Several clients may write different rows at the same time.
 
         Args:
-            rows: Rows of the selection; nobody else writes them.
+            rows: Rows of the selection; no other request writes them.
             wanted: What it demands of the rows.
             store_values: Stores the write's non-tensor values, whole or not at all.
 

@@ -103,7 +103,7 @@ class Writes:
         self._staging = StagingNames()
 
     async def create(self, session: ClientSession, request: int, asked: control_pb2.WriteRequest) -> control_pb2.Done:
-        """Creates a store with its first content, which is written in place since nobody sees it. If that fails, its
+        """Creates a store with its first content, which is written in place since it is invisible. If that fails, its
         name is free again.
 
         Raises:
@@ -250,7 +250,7 @@ class Writes:
     async def _hold_alone(
         self, session: ClientSession, store: OpenedStore, asked: control_pb2.WriteRequest
     ) -> AsyncIterator[None]:
-        """Runs a block in which nobody else writes these rows. While it waits for that, it does not hold up other
+        """Runs a block in which no other request writes these rows. While it waits for that, it does not hold up other
         writes."""
         deadline = Deadline.after(asked.timeout_s)
         while True:
@@ -271,7 +271,7 @@ class Writes:
     async def _wait_for_rows(
         self, session: ClientSession, store: OpenedStore, rows: RowSet, deadline: Deadline
     ) -> None:
-        """Waits until nobody else writes these rows or still can, and no journalled write is being applied."""
+        """Waits until no other request writes these rows or still can, and no journalled write is being applied."""
         while True:
             await wait_for_others(session, store, rows, deadline)
             await self._in_place.wait_for_writers(session, store, rows, deadline)

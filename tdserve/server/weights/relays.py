@@ -163,7 +163,7 @@ class Relays:
                 trees.resting.cancel()
 
     def announce(self, store: OpenedStore) -> None:
-        """Reacts to a newer version: relays drop versions that nobody will ask for any more."""
+        """Reacts to a newer version: relays drop versions that no client will ask for any more."""
         trees = self._trees.get(store.record.uid)
         if trees is not None:
             self._on_moved(trees)
@@ -206,7 +206,7 @@ class Relays:
         """Checks the checksums of a version that a puller has received from a relay, and ends the link.
 
         Raises:
-            CorruptDataError: They are wrong. The puller asks again, and this relay is given to nobody any more.
+            CorruptDataError: They are wrong. The puller asks again, and this relay is not given to clients any more.
             InvalidRequestError: No such link to this client is under way.
             DeadlineExceededError: The right checksums are not known in time.
         """

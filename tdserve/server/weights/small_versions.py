@@ -12,7 +12,7 @@ MAX_KEPT_NBYTES = 4 * 1024 * 1024
 
 Key = tuple[str, int, int]
 """Incarnation of the store, number of the version, and the dtype to which it was converted, or 0. A version never
-changes, so its content stays right as long as anybody may ask for it."""
+changes, so its content stays right as long as a client may ask for it."""
 
 
 class SmallVersions:

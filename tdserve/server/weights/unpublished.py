@@ -1,4 +1,4 @@
-"""Weights stores without a version yet: invisible, and removed when nobody publishes to them any more.
+"""Weights stores without a version yet: invisible, and removed when no client publishes to them any more.
 
 Concurrent publishers share such a store; the first complete version makes it visible.
 """

@@ -182,7 +182,7 @@ def test_rows_when_their_checksums_are_damaged_too_then_those_that_do_not_match_
 def test_rows_when_nothing_but_their_checksums_is_damaged_then_all_stay(root: Path) -> None:
     flip(root / "stores/replay/synced.memmap", 4096 + 16 * 2 + 9)
     (finding,) = check_root(root, repairs=True).findings
-    assert (finding.rows, finding.repaired) == ((), "it was removed, and is made anew")
+    assert (finding.rows, finding.repaired) == ((), "it was removed, and is made again")
 
 
 def test_rows_when_they_have_changed_and_all_checksums_are_lost_then_stay_and_the_remedy_is_named(root: Path) -> None:
