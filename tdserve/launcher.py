@@ -188,7 +188,7 @@ class Server:
 
 
 _lifelines: set[int] = set()
-"""Pipes whose other ends are servers, each of which ends when nobody holds ours any more."""
+"""Pipes whose other ends are servers, each of which ends when no process holds ours any more."""
 
 
 def _drop_lifelines() -> None:

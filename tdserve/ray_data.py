@@ -81,7 +81,7 @@ class TDServeDatasource(_RowsDatasource):
     becomes float32, and the rows of a ragged leaf differ in length. Non-tensor values are as they were.
 
     The rows are counted when the source is made, and read when a task runs, each block of them whole: what is written
-    in between shows. A table whose oldest rows leave meanwhile moves the others, so let nobody extend it.
+    in between shows. A table whose oldest rows leave meanwhile moves the others, so do not extend it.
 
     Args:
         name: Name of the store.

@@ -37,7 +37,7 @@ from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.tables.replay import ReplayHandle
 
 _MAX_UNDER_WAY = 8
-"""Extends that may be on their way while the environment goes on."""
+"""Extends that may be on their way while the environment continues."""
 
 _MAX_WAITING = 32
 """Steps that wait to be sent together: an extend of one row costs nearly as much as one of 32."""
@@ -55,7 +55,7 @@ _MAX_AHEAD = 16
 """Most samples that are drawn together."""
 
 _MAX_AHEAD_NBYTES = 1024 * 1024
-"""Most content of them: to copy more takes as long as to draw it anew."""
+"""Most content of them: to copy more takes as long as to draw it again."""
 
 _OF_STORAGE = frozenset(("durability", "checksum", "max_object_bytes"))
 """Arguments of a table that have no part in how its rows are drawn."""
@@ -213,7 +213,7 @@ class TDServeReplayBuffer(ReplayBuffer):
             self._under_way.popleft().result(timeout_s)
 
     def size(self) -> int:
-        """Returns the number of steps of ``n_envs`` rows in the table, whoever added them."""
+        """Returns the number of steps of ``n_envs`` rows in the table, also those that others added."""
         self.flush()
         return self._table.measure_length() // self.n_envs
 
@@ -296,7 +296,7 @@ class TDServeReplayBuffer(ReplayBuffer):
 
 
 def _finish(buffer: TDServeReplayBuffer, end_s: float) -> None:
-    """Stores what a buffer holds; at the exit of the process there is nobody to tell of an error."""
+    """Stores what a buffer holds; at the exit of the process no caller can get an error."""
     with suppress(TDServeError, TimeoutError):
         buffer.flush(timeout_s=max(end_s - time.monotonic(), 0.0))
 
@@ -312,7 +312,7 @@ def _store(waiting: _Steps, under_way: deque[Future[Any]], table: ReplayHandle) 
     if waiting.num_steps:
         under_way.append(table.extend(waiting.take(), return_early=True))
     while under_way:
-        with suppress(TDServeError):  # there is nobody to tell
+        with suppress(TDServeError):  # no caller can get it
             under_way.popleft().result()
 
 

@@ -95,8 +95,8 @@ def start_servers(
     """Starts a server on each machine of a job; every rank calls this, and gets the address of all of them.
 
     The first rank of each machine owns its server, which ends with that process at the latest. When ``torchrun`` starts
-    the ranks again, the servers go on with their folders: a server's number is that of its folder, whichever rank its
-    machine has now.
+    the ranks again, the servers continue with their folders: a server's number is that of its folder, whichever rank
+    its machine has now.
 
     Args:
         storage: A path, below which each server has a folder, ``server-0`` and so on: on each machine's own disk, or on

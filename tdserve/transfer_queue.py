@@ -160,7 +160,7 @@ class StorageRun:
 
 def _end_run(client: Client, store: str | None, server: Server | None, folder: str | None) -> None:
     if store is not None and server is None:
-        with suppress(TDServeError):  # the server is gone, or somebody has deleted the store
+        with suppress(TDServeError):  # the server is gone, or the store was deleted
             client.delete(store)
     client.close()
     if server is not None:
@@ -356,7 +356,7 @@ class TDServeBackend(KVStorageManager):
         await super().put_data(data, metadata, data_parser)
 
     async def get_data(self, metadata: BatchMeta) -> TensorDict:
-        """Returns the samples; meanwhile the event loop goes on."""
+        """Returns the samples; meanwhile the event loop continues."""
         if not metadata.field_names:
             return TensorDict({}, batch_size=len(metadata))
         keys = self._generate_keys(metadata.field_names, metadata.global_indexes)

@@ -12,7 +12,7 @@ from rich.text import Text
 from tdserve.cli.render import print_whole
 
 MAX_TABLES = 3
-"""A table is divided into so many at most. Where more would be needed, records read better."""
+"""A table is divided into this many at most. Where more would be needed, records read better."""
 
 GAP = len(" │ ")
 """Columns between two cells."""

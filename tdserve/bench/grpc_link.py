@@ -1,4 +1,4 @@
-"""The link of the gRPC floor: a second process, and a stream of bytes that nobody looks at."""
+"""The link of the gRPC floor: a second process, and a stream of bytes that is not looked at."""
 
 from __future__ import annotations
 

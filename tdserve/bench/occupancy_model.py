@@ -31,7 +31,7 @@ class OneMore:
         nbytes: Memory, by part.
         descriptors: By part.
         catalog_nbytes: In the catalog.
-        idle_s: Seconds of CPU in a second in which nobody uses it, soon after: what was made is still written to the
+        idle_s: Seconds of CPU in a second without calls, soon after: what was made is still written to the
             disk, so this limits nothing.
     """
 

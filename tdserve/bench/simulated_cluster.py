@@ -42,7 +42,7 @@ class Scenario:
         learn_s, act_s: Mean seconds between the calls of a client that samples, or writes.
         latency_s: Of a message on the wire.
         wire_bytes_per_s: Of each server.
-        seconds: How long it goes on.
+        seconds: How long it continues.
         lost_at_s: When the server that has most parts ends; never, if that is after the end.
         back_at_s: When it serves again, with its rows.
         fresh_s: Age up to which masses are used.

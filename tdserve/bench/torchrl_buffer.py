@@ -32,7 +32,7 @@ def has_torchrl() -> bool:
 class TorchRLBuffer(Child):
     """``TensorDictReplayBuffer(LazyMemmapStorage)``, full of the rows of a pool. ``close`` leaves no process behind.
 
-    The process starts and fills the buffer while the caller goes on; ``recv`` waits until it is full, and returns the
+    The process starts and fills the buffer while the caller continues; ``recv`` waits until it is full, and returns the
     number of its rows. From then on the process takes no time of others.
 
     Args:

@@ -38,7 +38,7 @@ _EVERYWHERE = ("localhost", "127.0.0.1", "::1")
 def certs(folder: Path, hosts: tuple[str, ...], days: int, force: bool, as_json: bool) -> None:
     """Make an authority, a certificate of a server and one of a client in DIR, to try TLS out.
 
-    The server's is for localhost, this machine's name, and each --host. Whoever has ca.key can make others: for
+    The server's is for localhost, this machine's name, and each --host. With ca.key anyone can make others: for
     production take your own authority.
     """
     for host in hosts:

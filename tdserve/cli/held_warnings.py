@@ -49,7 +49,7 @@ def hold_warnings() -> Iterator[None]:
 
 
 def show_warnings() -> None:
-    """Shows the warnings that are held: a command that goes on shows them at once from now on."""
+    """Shows the warnings that are held: a command that continues shows them at once from now on."""
     for handler in _log.handlers:
         if isinstance(handler, HeldWarnings):
             handler.show()

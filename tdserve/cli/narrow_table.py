@@ -62,7 +62,7 @@ def make_narrow_table(columns: Sequence[str], rows: Sequence[Sequence[str]], nar
 
 
 def cut_middle(text: str, width: int) -> str:
-    """Cuts a text to so many columns of a terminal: beginning and end stay, in which names differ."""
+    """Cuts a text to this many columns of a terminal: beginning and end stay, in which names differ."""
     if cell_len(text) <= width:
         return text
     num_last = (width - 1) // 2

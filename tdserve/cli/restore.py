@@ -40,7 +40,7 @@ _LOST_AND_FOUND = "lost+found"
 def restore(
     inquiry: Inquiry, place: str, names: tuple[str, ...], *, checkpoint: str | None, prefix: str, root: Path | None
 ) -> None:
-    """Bring the stores NAME of a checkpoint back, or all of them, as new stores; others go on.
+    """Bring the stores NAME of a checkpoint back, or all of them, as new stores; others are unaffected.
 
     Nothing is restored if a name is taken. Of a cluster, each server gets the stores of its number.
     """

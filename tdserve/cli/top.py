@@ -60,7 +60,7 @@ def top(inquiry: Inquiry, *, interval_s: float, num_rows: int, once: bool) -> in
             console.print(compose_screen(None, Moment(time.monotonic(), found), num_rows, console.width))
         else:
             _show_live(reader, Moment(time.monotonic(), found), interval_s, num_rows)
-            return 0  # whoever looks has seen it
+            return 0  # the user has seen it
     return NO_ANSWER if list_lost(found) else 0
 
 
@@ -85,7 +85,7 @@ def _show_live(reader: FigureReader, moment: Moment, interval_s: float, num_rows
 
 @contextmanager
 def read_keys() -> Iterator[Any]:
-    """Reads keys without line feeds; yields what waits so many seconds, and returns whether a key has ended it."""
+    """Reads keys without line feeds; yields what waits this many seconds, and returns whether a key has ended it."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)

@@ -37,7 +37,7 @@ class AuditLog:
         why = str(error.fields.get("reason") or "its token is missing or wrong")
         token, role = ("", "none") if named is None else (named.name, named.role.label)
         call = _CAPITAL.sub("_", method.rpartition("/")[2]).lower()
-        # Anybody may cause these: the method, which is any text, makes no kind.
+        # Any process may cause these: the method, which is any text, makes no kind.
         facts = f"token {token!r}, role {role}, call {call!r}"
         self._note((token, why, error.code), f"refused a call from {peer}: {why} ({facts})")
 

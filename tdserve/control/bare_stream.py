@@ -44,8 +44,8 @@ class BareStream:
         self._exchange: Any = self._channel.stream_stream(METHOD, None, None)
 
     def begin(self, *, nbytes_out: int, nbytes_back: int, num_operations: int) -> ContentStream:
-        """Begins operations, each of which takes so many bytes out and then so many back; an acknowledgement follows
-        the last one."""
+        """Begins operations, each of which takes this many bytes out and then that many back; an acknowledgement
+        follows the last one."""
         sizes = ((OUT_KEY, nbytes_out), (BACK_KEY, nbytes_back), (OPERATIONS_KEY, num_operations))
         metadata = tuple((key, str(size)) for key, size in sizes)
 

@@ -52,7 +52,7 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # A server that comes back is found at once: by default grpc waits up to two minutes between two attempts, and 20 s
-    # for each attempt. An attempt where nobody listens costs both ends next to nothing.
+    # for each attempt. An attempt at a closed port costs both ends next to nothing.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 400),
     ("grpc.min_reconnect_backoff_ms", HANDSHAKE_MS),  # despite its name, grpc's time limit for one attempt
@@ -360,7 +360,7 @@ class ControlConnection:
 
 def _close(channel: grpc.Channel) -> None:
     """Closes a channel, but waits no longer than that usually takes: grpc waits for threads of its own, and in a fork
-    of a process that was in a call they stand still for ever."""
+    of a process that was in a call they hang for ever."""
 
     def close() -> None:
         with exclude_forks():

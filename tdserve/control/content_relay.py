@@ -14,7 +14,7 @@ from tdserve.base.errors import RemoteProtocolError
 from tdserve.control.content_stream import CHANNEL_KEY, SECRET_KEY, SESSION_KEY
 
 MAX_MESSAGE_BYTES = 1024 * 1024
-"""Largest message to a client. The event loop copies one at a time: some 200 microseconds in which it serves nobody
+"""Largest message to a client. The event loop copies one at a time: some 200 microseconds in which it serves nothing
 else."""
 
 

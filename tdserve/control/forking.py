@@ -2,7 +2,7 @@
 
 Before a fork gRPC stops its threads, and waits five seconds for that. Three situations defeat it (measured with 1.85).
 A thread blocked in send holds a lock that gRPC's completion thread needs, so the wait never ends, and in the child
-every stream stands still for ever. A thread of ours that waits in gRPC for the answer to a unary call is not stopped at
+every stream hangs for ever. A thread of ours that waits in gRPC for the answer to a unary call is not stopped at
 all: gRPC prepares nothing then, and the child aborts, or hangs at once in gRPC's own handler (half of the forks while a
 server does not answer). A thread of ours that requests the next message of a stream holds the channel's lock for some
 microseconds, and gRPC's handler in the child needs that lock.

@@ -94,7 +94,7 @@ class FrameWriter:
         """
         size = len(content) + len(rest)
         if size > MAX_FRAME_BYTES:
-            raise TooLargeError(what="a message that names so many rows, in bytes", asked=size, free=MAX_FRAME_BYTES)
+            raise TooLargeError(what="a message that names that many rows, in bytes", asked=size, free=MAX_FRAME_BYTES)
         self.write_frames(_LENGTH.pack(size) + content)
         for start in range(0, len(rest), _PIECE_BYTES):
             self.write_frames(memoryview(rest)[start : start + _PIECE_BYTES])

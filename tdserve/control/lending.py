@@ -1,7 +1,7 @@
 """Descriptors lent to local clients that may not enter the server's root.
 
 The server opens what they ask for, and passes the descriptor over a UNIX socket that has no name in the file system:
-whoever shares the server's network namespace can connect, and needs the key of a session.
+any process in the server's network namespace can connect, and needs the key of a session.
 
 From a folder, a process with the rights of root reaches all above it, out of its own container into the server's. So
 only a process of the server's mount namespace is lent one. The kernel names the process; its mounts have numbers that

@@ -40,7 +40,7 @@ milliseconds."""
 _RECEIVE_BYTES = 1 << 18
 
 MAX_REST_READS = 64
-"""Most reads at the end of a connection: a client that goes on sending must not hold up the others."""
+"""Most reads at the end of a connection: a client that continues sending must not hold up the others."""
 
 
 class LocalConnection(asyncio.Protocol):
@@ -233,7 +233,7 @@ class SocketEnd:
         self._thread.start()
 
     def send(self, message: control_pb2.ClientMessage) -> None:
-        """Sends a message, without waiting for a server that stands still.
+        """Sends a message, without waiting for a server that hangs.
 
         Raises:
             ConnectError: The server is gone, or the socket was closed.
@@ -276,7 +276,7 @@ class SocketEnd:
             self._thread.join(max(end_s - time.monotonic(), 0.0))
 
     def drop(self) -> None:
-        """Closes this process's copy, in a forked child; the parent's connection goes on."""
+        """Closes this process's copy, in a forked child; the parent's connection continues."""
         self._socket.close()
 
     def close(self) -> None:

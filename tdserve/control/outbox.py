@@ -1,4 +1,4 @@
-"""Sends on a stream socket whose other end may stand still: then a thread sends, and no caller waits for it."""
+"""Sends on a stream socket whose other end may hang: then a thread sends, and no caller waits for it."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class MappedStore:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody uses these files any more: the store was deleted, or has moved."""
+        """Whether these files are not used any more: the store was deleted, or has moved."""
         try:
             return self.generations.is_deleted
         except ClosedError:

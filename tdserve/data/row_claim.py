@@ -51,7 +51,7 @@ class RowClaim:
         self.is_exhausted = False
 
     def may_claim(self, num_rows: int) -> bool:
-        """Returns whether an extend by so many rows would find room now."""
+        """Returns whether an extend by this many rows would find room now."""
         return not self._is_over and self._store.is_current and self._file.may_claim(num_rows)
 
     def extend(self, filled: ClaimedRows, fill: Callable[[Rows, Places], None]) -> Rows | None:

@@ -19,7 +19,7 @@ class ReadValues:
     """The values of one read; called with the size of each further part, before the next is read.
 
     Raises (the call):
-        TooLargeError: No read may have so many.
+        TooLargeError: No read may have that many.
         ServerBusyError: Other reads have them now.
     """
 

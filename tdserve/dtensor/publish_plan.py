@@ -57,7 +57,7 @@ def make_plan(ranks: Sequence[Mapping[str, RankLeaf]], rank: int, identity: str,
 
 
 _plans: WeakKeyDictionary[Client | ClusterClient, NewestNames[PublishPlan]] = WeakKeyDictionary()
-"""The last plan for each name of weights of a client. One that does not fit any more is made anew."""
+"""The last plan for each name of weights of a client. One that does not fit any more is made again."""
 
 
 def find_plan(

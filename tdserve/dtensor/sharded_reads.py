@@ -259,7 +259,7 @@ def _perform(client: Client | ClusterClient, contents: ShardedIndex, read: _Read
     select = None if len(read.cuts) == part.num_pieces else list(read.cuts)
     weights = client.version(part.name, part.version, select=select, copy=False, numpy=False)
     if contents.publication and read_publication(weights.metadata) != contents.publication:
-        reason = f"{part.name!r} was deleted and made anew"
+        reason = f"{part.name!r} was deleted and created again"
         raise VersionNotFoundError(argument="version", reason=reason)
     copies = []
     for key, cuts in read.cuts.items():

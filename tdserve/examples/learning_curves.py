@@ -71,7 +71,7 @@ class Agent(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Mean return of some episodes without exploration, after so many frames."""
+    """Mean return of some episodes without exploration, after a number of frames."""
 
     num_frames: int
     mean_return: float

@@ -1,7 +1,7 @@
 """Vector environments of Gymnasium with a writer for each: rows of one environment are one trajectory after the other.
 
 ``python -m tdserve.examples.vector_envs`` starts a server, unless ``--address`` names one. Slices of consecutive steps
-are drawn while the environments go on.
+are drawn while the environments continue.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ FORMATS_BY_ENDING = {
 }
 
 MAX_WIDE_BYTES, MAX_WASTE = 64 << 20, 4
-"""Size of an array of texts beyond which it may be at most so many times as large as the texts."""
+"""Size of an array of texts beyond which it may be at most this many times as large as the texts."""
 
 MAX_NAMED = 8
 """Most keys that an error lists."""

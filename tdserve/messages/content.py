@@ -250,7 +250,7 @@ def write_messages(layout: Layout, values_nbytes: int, announced: Sequence[int])
         RemoteProtocolError: The sender has announced messages of other sizes.
     """
     num_values = len(announced) - len(layout.messages)
-    if 0 <= values_nbytes <= max(num_values, 0) * MAX_MESSAGE_BYTES:  # checked first: so many would be made
+    if 0 <= values_nbytes <= max(num_values, 0) * MAX_MESSAGE_BYTES:  # checked first: that many would be made
         messages = (*layout.messages, *cut_values(values_nbytes))
         if [message.nbytes for message in messages] == list(announced):
             return messages

@@ -6,7 +6,7 @@ from tdserve.v1 import control_pb2
 
 
 def find_num_rows(store: control_pb2.StoreFigures) -> int | None:
-    """Returns the number of rows; None if it is not known: nobody has used the store since the server started."""
+    """Returns the number of rows; None if it is not known: the store was not used since the server started."""
     return store.description.num_rows if store.is_open or store.description.num_rows else None
 
 

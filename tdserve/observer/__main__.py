@@ -37,7 +37,7 @@ PREVIEW_TIMEOUT_S = 10.0
 """Longest wait for rows, by the first of which this process imports torch."""
 
 QUIET_LOGGERS = ("uvicorn.error", "tdserve.client")
-"""Loggers that repeat what the control process logs, or what anybody with a socket can cause."""
+"""Loggers that repeat what the control process logs, or what any process with a socket can cause."""
 
 
 async def serve(settings: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Who may see something: whoever has a token of the server, as bearer, as password or as the cookie of a login."""
+"""Who may see something: a viewer with a token of the server, as bearer, as password or as the cookie of a login."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/metrics`` for Prometheus, and ``/health`` for whoever watches the server."""
+"""``/metrics`` for Prometheus, and ``/health`` for what watches the server."""
 
 from __future__ import annotations
 

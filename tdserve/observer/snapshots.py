@@ -1,4 +1,4 @@
-"""The figures of the server as they were asked for last. Whoever asks within a second is shown the same ones."""
+"""The figures of the server as they were asked for last. Questions within a second are shown the same ones."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Viewers:
     """Finds the viewer of a call.
 
     Args:
-        own: The viewer of the observer itself: for whoever asks for the health of the server, and for everybody if the
+        own: The viewer of the observer itself: for questions about the health of the server, and for all if the
             server has no token.
         asks_token: Whether the server has tokens.
         open_viewer: Opens the viewer of a token.

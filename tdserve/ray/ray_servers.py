@@ -34,7 +34,7 @@ _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 """The options of an actor for the resources that have one."""
 
 _kept: dict[str, list[Any]] = {}
-"""Handles of the actors that this process started: Ray ends an actor that nobody can reach any more."""
+"""Handles of the actors that this process started: Ray ends an actor without references."""
 
 
 class RayServers:
@@ -84,7 +84,7 @@ def start(
     """Starts servers as actors in a placement group, and waits until they accept connections.
 
     Ray restarts an actor whose server, process or node was lost, and clients find its new address. They need no token:
-    the actors hand it out, to whoever can ask Ray.
+    the actors hand it out to any process that can ask Ray.
 
     Args:
         num_servers: How many; fixed as long as their folders are used.
@@ -154,8 +154,8 @@ def start(
 
 
 def shutdown(name: str = "tdserve", *, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
-    """Drains and ends the servers of a name, whoever started them, and frees what they had reserved. Their folders
-    stay. Does nothing if there are none.
+    """Drains and ends the servers of a name, also those that others started, and frees what they had reserved. Their
+    folders stay. Does nothing if there are none.
 
     Args:
         name: As of :func:`start`.

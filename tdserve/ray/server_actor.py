@@ -22,8 +22,8 @@ _log = logging.getLogger("tdserve.ray")
 class ServerActor:
     """Runs a server at the address of its node, and ends with it, so that Ray starts both again.
 
-    Ray makes a new object when it restarts the actor, on this node or another one. That goes on with the folder of its
-    predecessor, and waits until it is there and free: an empty one would lack the stores that clients know of.
+    Ray makes a new object when it restarts the actor, on this node or another one. That continues with the folder of
+    its predecessor, and waits until it is there and free: an empty one would lack the stores that clients know of.
 
     Args:
         folder: Of the server.
@@ -38,7 +38,7 @@ class ServerActor:
             self._start_again()
 
     def start(self) -> None:
-        """Starts the server, at first when it is asked to: an error of a constructor would reach nobody as it is.
+        """Starts the server, at first when it is asked to: an error of a constructor would not arrive as it is.
 
         Raises:
             TDServeError: As of ``Server.start``.
@@ -78,7 +78,7 @@ class ServerActor:
             time.sleep(RETRY_INTERVAL_S)
 
     def _end_with(self, server: Server) -> None:
-        with suppress(ChildProcessError):  # somebody has noticed its end
+        with suppress(ChildProcessError):  # its end was noticed elsewhere
             os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
         if self._server is server:
             os._exit(1)

@@ -68,7 +68,7 @@ class StoreRecord:
             there.
         durability: What an acknowledged write survives, one of ``DURABILITIES``; "" is the default.
         checksum: Whether readers compare its rows with the checksums of the last sync.
-        is_restored: Whether it came from a checkpoint, and nobody has asked for it by its settings since.
+        is_restored: Whether it came from a checkpoint, and was not asked for by its settings since.
     """
 
     name: str
@@ -99,7 +99,7 @@ class StoreRecord:
         """The kind that people see: a table whose rows are taken is a queue."""
         try:
             settings = json.loads(self.settings) if self.settings else None
-        except ValueError:  # damaged: whoever opens the store reports it
+        except ValueError:  # damaged: opening the store reports it
             settings = None
         return QUEUE if isinstance(settings, dict) and settings.get("is_queue") else self.kind
 

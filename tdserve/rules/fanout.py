@@ -8,7 +8,7 @@ and finally to the server, whatever else the server has to do: so no puller wait
 ::
 
     place ──► link ──note_holding──► the puller is a relay ──end──► it has all of it (or the link has failed)
-                 └─failed──► the relay is left alone, or the puller, whoever seems to be at fault
+                 └─failed──► the relay is left alone, or the puller, whichever seems to be at fault
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ PlacementKind = Literal["replay", "queue", "keyed", "dataset", "moved", "directo
 record; or ``directory``: no store (see ``DIRECTORY``)."""
 
 DIRECTORY = "#directory"
-"""Name of the record at each server that owners know of all stores that are not with them, for so many servers."""
+"""Name of the record at each server that owners know of all stores that are not with them, for this many servers."""
 
 MAX_SERVERS = 4096
 

@@ -115,7 +115,7 @@ def is_table_final(masses: Mapping[int, ShardMass], num_shards: int) -> bool:
 
 
 def _waits_for_size(settings: Settings, masses: Mapping[int, ShardMass]) -> bool:
-    """Returns whether the limiter makes samples wait for more rows. Of closed shards nobody waits for these."""
+    """Returns whether the limiter makes samples wait for more rows. Samples of closed shards do not wait for these."""
     num_live = sum(found.num_rows for found in masses.values())
     return num_live < getattr(settings.limiter, "min_size", 0) and not all(each.is_final for each in masses.values())
 

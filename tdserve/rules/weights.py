@@ -75,7 +75,7 @@ class UnfinishedVersion:
     """A version that is being written, and has no number yet.
 
     Attributes:
-        name: Names its file until then; no other version ever has it, so a publisher that was stopped, and goes on
+        name: Names its file until then; no other version ever has it, so a publisher that was stopped, and continues
             after a restart, spoils no other version.
         recycles: Retired version whose file becomes this one's, or ``None`` for a fresh file.
         fingerprint: Fingerprint of its structure.

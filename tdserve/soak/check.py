@@ -100,7 +100,9 @@ def _check_table(report: Findings, name: str, found: list[tuple[int, int]], fold
                 report.expect(not lost, f"acknowledged rows of {name!r} are lost: {lost}")
             else:
                 report.expect(len(lost) in (0, len(rows)), f"of an extend of {name!r}, {rows}, these are lost: {lost}")
-    report.expect(stored.keys() <= called, f"rows of {name!r} that nobody wrote: {list(stored.keys() - called)[:10]}")
+    report.expect(
+        stored.keys() <= called, f"rows of {name!r} that were never written: {list(stored.keys() - called)[:10]}"
+    )
 
 
 def _check_slots(report: Findings, stores: RoundStores, folder: Path) -> None:
@@ -183,7 +185,7 @@ def _check_weights(report: Findings, stores: RoundStores, folder: Path) -> None:
             report.counts["versions seen"] += 1
             key = (seen["name"], seen["version"])
             report.expect(seen["content"] == [float(seen["id"])], f"{history.path.name}: a mixed version {seen}")
-            report.expect(seen["id"] in called, f"{history.path.name}: a version that nobody published {seen}")
+            report.expect(seen["id"] in called, f"{history.path.name}: a version that was never published {seen}")
             known = made.setdefault(key, seen["id"])
             report.expect(known == seen["id"], f"version {key} is two: {known} and {seen}")
     for name, version in newest.items():
@@ -245,7 +247,7 @@ def _check_entries(report: Findings, stores: RoundStores, folder: Path) -> None:
     report.counts["entries"] = len(found)
     for key, values in allowed.items():
         report.expect(found.get(key, 0) in values, f"entry {key!r} is {found.get(key, 0)}, allowed was {values}")
-    report.expect(found.keys() <= allowed.keys(), f"entries that nobody put: {found.keys() - allowed.keys()}")
+    report.expect(found.keys() <= allowed.keys(), f"entries that were never put: {found.keys() - allowed.keys()}")
 
 
 def _count_sights(report: Findings, folder: Path) -> None:
@@ -273,7 +275,7 @@ def _check_made(report: Findings, stores: RoundStores, folder: Path) -> None:
         if exists and name in names:
             content = stores.client.from_remote_init(name)["count"].tolist()
             report.expect(content == [call.fields["count"]] * 3, f"store {name!r} has {content} after {call.fields}")
-    report.expect(names <= known.keys(), f"stores that nobody made: {names - known.keys()}")
+    report.expect(names <= known.keys(), f"stores that were never made: {names - known.keys()}")
 
 
 def _number_of(history: History) -> int:

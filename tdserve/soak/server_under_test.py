@@ -24,7 +24,7 @@ END_TIMEOUT_S = 60.0
 
 
 class ServerUnderTest:
-    """A server on a port that nobody else gets while it is down.
+    """A server on a port that no other process gets while it is down.
 
     Args:
         root: Its root.
@@ -104,7 +104,7 @@ def _kill(pids: list[int]) -> None:
 
 
 def _choose_port() -> int:
-    """Returns a free port of loopback that the system assigns to nobody, so that a killed server gets it again."""
+    """Returns a free port of loopback that the system does not assign, so that a killed server gets it again."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     lowest = max(1024, first - 20_000)
     for port in random.SystemRandom().sample(range(lowest, max(first, lowest + 1_000)), 100):

@@ -13,7 +13,8 @@ from statistics import NormalDist, median
 from typing import NamedTuple
 
 CONFIDENCE = 0.99
-"""Of an interval. A report has some thirty slopes: of so many, one in three reports would call one wrong at 0.95."""
+"""Of an interval. A report has some thirty slopes: with that many, one in three reports would call one wrong at
+0.95."""
 
 MIN_POINTS = 6
 """With fewer, even points that all rise leave an interval without bounds."""

@@ -155,7 +155,7 @@ class ClaimFile:
         """Claims the next rows.
 
         Returns:
-            How many rows were claimed before these. None if so many may not be claimed, or the server has to take
+            How many rows were claimed before these. None if that many may not be claimed, or the server has to take
             records first; then nothing was changed. Or ``LOST``.
         """
         if not self.may_claim(num_rows):
@@ -167,7 +167,7 @@ class ClaimFile:
         return LOST if words[_IS_OVER] else first
 
     def may_claim(self, num_rows: int) -> bool:
-        """Returns whether so many rows may be claimed now."""
+        """Returns whether this many rows may be claimed now."""
         words = self._words
         has_room = words[_WRITTEN] - words[_TAKEN] < MAX_RECORDS
         return not words[_IS_OVER] and words[_CLAIMED] + num_rows <= words[_ALLOWED] and has_room

@@ -124,7 +124,7 @@ class EntryTables:
 
         Args:
             after: Only keys behind this one.
-            limit: At most so many.
+            limit: At most this many.
         """
         found: list[bytes] = []
         with self.objects.convert_faults(), self.objects.begin_read() as txn:

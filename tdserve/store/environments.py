@@ -303,7 +303,7 @@ def _reserve_lock_file(path: Path) -> None:
     """
     if path.exists() and path.stat().st_blocks * 512 >= LOCK_FILE_BYTES:
         return
-    is_new = not path.exists()  # otherwise its used pages exist, and a full disk must not block anybody
+    is_new = not path.exists()  # otherwise its used pages exist, and a full disk must not block readers
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         if is_new:

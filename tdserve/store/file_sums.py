@@ -32,7 +32,7 @@ MAX_SUMMED_BYTES = 1 << 30
 _CHUNK_BYTES = 1 << 22
 
 _MADE_ANEW = frozenset(("tdserve.lock", "nonce", "control.sock", "run.json", f"{SYNCED_FOLDER}/{FILE_NAME}"))
-"""Files that each start makes anew, that have a checksum of their own, or this very record."""
+"""Files that each start creates again, that have a checksum of their own, or this very record."""
 
 _NOT_KEPT = ("sessions", "requests", "checkpoints")
 """Folders that each start empties."""

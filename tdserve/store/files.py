@@ -35,7 +35,7 @@ def sync_file(path: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes, *, must_sync: bool = False) -> None:
-    """Writes a file anew, by a new one and a rename: a concurrent reader sees the old content or the new one.
+    """Replaces a file by a new one with a rename: a concurrent reader sees the old content or the new one.
 
     Args:
         path: The file.

@@ -67,7 +67,7 @@ def open_leaves(
     mapped = access, _note_shown(map_file) if is_shown else map_file
     check = _check_exact if adopted is None else check_size
     where = base if adopted is None else FilePath(adopted.path)
-    # Whoever maps them first may be in inference mode; tensors made there could only be written there.
+    # The first to map them may be in inference mode; tensors made there could only be written there.
     with convert_os_errors(where), torch.inference_mode(False):
         base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if adopted is None else adopted.open()
         try:

@@ -326,7 +326,7 @@ class _Walk:
             np.add.at(self._uses, in_file + 1, -1)
 
     def _use(self, pages: _Ints, name: str, num_pages: _Ints | None = None) -> None:
-        """Notes that pages, or so many from each of them, are used, after a look at their numbers."""
+        """Notes that pages, or this many from each of them, are used, after a look at their numbers."""
         lengths = np.ones_like(pages) if num_pages is None else num_pages
         self._check_range(pages, lengths, name)
         own = self._read_numbers(pages * self._page_nbytes)

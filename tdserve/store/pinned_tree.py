@@ -1,4 +1,4 @@
-"""The tree of an open LMDB environment as it is at one moment, whoever writes afterwards."""
+"""The tree of an open LMDB environment as it is at one moment, whatever is written afterwards."""
 
 from __future__ import annotations
 

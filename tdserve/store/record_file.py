@@ -20,7 +20,7 @@ from tdserve.store.files import FRESH_SUFFIX
 FILE_NAME = "record.json"
 
 MAX_DRAW_BYTES = 1 << 20
-"""Most bytes of the draws that a table keeps. They change with each step, so that each pass writes them anew."""
+"""Most bytes of the draws that a table keeps. They change with each step, so that each pass writes them again."""
 
 
 @dataclass(frozen=True)

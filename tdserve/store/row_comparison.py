@@ -1,7 +1,7 @@
 """Compares rows with their checksums of the last sync, for readers of stores that were created with ``checksum=True``.
 
 A row that was written since that sync has another generation than its record, and is not compared. So writers of
-whole rows, whoever they are, need not do anything. The server compares rows before a part of them is written, and
+whole rows, in any process, need not do anything. The server compares rows before a part of them is written, and
 before keys change (:mod:`tdserve.server.damage_checks`).
 """
 
@@ -29,7 +29,7 @@ FILE_NAME = "compared"
 """Empty file in the folder of a store whose rows are compared."""
 
 LOOK_AGAIN_S = 1.0
-"""Time between two looks for a new record of the sync; it is made anew when the keys of the store change."""
+"""Time between two looks for a new record of the sync; it is rebuilt when the keys of the store change."""
 
 _BYTES_AT_ONCE = 1 << 22
 _NUM_LOOKS = 3

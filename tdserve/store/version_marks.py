@@ -78,7 +78,7 @@ def is_of_version(known: str, record: str) -> bool:
 def adopt_marks(folder: Path, *, uid: str) -> None:
     """Makes the record that came with the versions of a moved or copied store that of this incarnation.
 
-    One that was replaced while it was read is removed; the next sync makes it anew.
+    One that was replaced while it was read is removed; the next sync makes it again.
     """
     path = folder / FILE_NAME
     with convert_os_errors(path):

@@ -209,7 +209,7 @@ def _create_fresh(part: FilePath, spec: Spec, header: bytes) -> VersionMapping:
     if nbytes > free:
         raise CapacityError(what=f"{part}", asked=nbytes, free=free)
     part.unlink(missing_ok=True)
-    # Nobody else may open it, and lock it for reading, before it is locked.
+    # No other process may open it, and lock it for reading, before it is locked.
     fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, nbytes)
@@ -261,7 +261,7 @@ def _take_retired(mapping: VersionMapping, retired: FilePath, part: FilePath) ->
     try:
         os.replace(retired, part)
     except FileNotFoundError:
-        unlock(mapping.fd)  # it is somebody's version by now
+        unlock(mapping.fd)  # it has become a version
         return False
     return True
 

@@ -299,7 +299,7 @@ def sync_store(store: SyncedStore) -> int:
     generations = Generations.open(Path(store.folder, GENERATION_FILE), uid=store.uid)
     if generations.is_deleted:
         return 0
-    if generations.structure != store.structure:  # those who wait for this store must go on waiting
+    if generations.structure != store.structure:  # those who wait for this store must continue waiting
         expected, actual = f"structure {store.structure}", f"structure {generations.structure}"
         raise CorruptDataError(path=str(generations.path), expected=expected, actual=actual)
     watermark = Watermark.open(store, makes=True)

@@ -1,7 +1,7 @@
 """Captures large tensordicts of a structure that was captured before, without an object per leaf.
 
-A publisher whose tensors are new each time publishes the same structure again and again. Describing 2,000 leaves anew
-makes 8,000 tuples, and so many set off collections of all garbage: 175 ms in a process with 16,000 tensors. Comparing
+A publisher whose tensors are new each time publishes the same structure again and again. Describing 2,000 leaves again
+makes 8,000 tuples, and that many set off collections of all garbage: 175 ms in a process with 16,000 tensors. Comparing
 them with the known description makes none, in a fifth of the time.
 """
 

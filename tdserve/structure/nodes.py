@@ -196,7 +196,7 @@ def make_packed_leaf(node: Node) -> ValueLeaf:
 
 
 def find_packed_stack_dim(stack_dim: int | None, num_dims: int) -> int | None:
-    """Returns the ``stack_dim`` that a packed node with so many dimensions of its own records.
+    """Returns the ``stack_dim`` that a packed node with this many dimensions of its own records.
 
     Returns None if elements are single, or are stacked along their only dimension.
     """

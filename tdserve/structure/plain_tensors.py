@@ -76,7 +76,7 @@ def is_dense(item: torch.Tensor) -> bool:
 def check_memory(item: torch.Tensor, path: Path = (), *, store: str = "") -> torch.Tensor:
     """Returns a tensor, of any kind; arguments as of ``to_plain``.
 
-    Torch itself reads a freed storage without a check: whoever copies the tensor before it is captured may crash.
+    Torch itself reads a freed storage without a check: a copy of the tensor before it is captured may crash.
 
     Raises:
         NotSupportedError: It is a plain dense tensor, and not all of its elements are in memory.

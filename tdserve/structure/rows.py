@@ -175,7 +175,7 @@ class RowSlots:
 
     @staticmethod
     def compute_nbytes(spec: Spec, num_rows: int) -> int:
-        """Returns the memory for so many rows, in bytes."""
+        """Returns the memory for this many rows, in bytes."""
         return num_rows * (spec.nbytes + RowSlots.VIEW_BYTES * len(spec.tensors))
 
 

@@ -67,7 +67,7 @@ _MAX_KEPT_ENTRIES = 1 << 16
 
 _MAX_NODES = 8
 _MAX_REPEATED = 1_000
-"""Most keys of one selection: so many, and for each leaf its own and those of nodes above it."""
+"""Most keys of one selection: this many, and for each leaf its own and those of nodes above it."""
 
 _MAX_KEPT_SELECTIONS = 1024
 """Specs cached by ``select``, for the same reasons."""

@@ -1,4 +1,4 @@
-"""The table of a storage: created by whoever writes first, joined by everybody else, found again in other processes."""
+"""The table of a storage: created by the first writer, joined by all others, found again in other processes."""
 
 from __future__ import annotations
 

@@ -357,7 +357,7 @@ class TDServeStorage(Storage):
 
     @property
     def _mutation_revision(self) -> int:
-        """A number that changes with the rows, whoever writes them."""
+        """A number that changes with the rows, also when others write them."""
         return int(super()._mutation_revision) + self.count_inserts()
 
     @property

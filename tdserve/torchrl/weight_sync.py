@@ -119,7 +119,7 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
     they were made, the one that :meth:`tdserve.Client.versions` lists.
 
     A receiver that a collector does not start calls ``init_on_receiver(model_id=, model=)`` and ``connect()``; it
-    follows what anybody publishes, also by :meth:`tdserve.Client.publish`. As in TorchRL the model belongs to the
+    follows all publishers, also by :meth:`tdserve.Client.publish`. As in TorchRL the model belongs to the
     caller: a scheme does not keep it alive.
 
     Args:
@@ -238,7 +238,7 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
     def _setup_connection_and_weights_on_sender_impl(
         self, *, worker_idx: int | None = None, weights: Any = None
     ) -> None:
-        self.version = self._transport.send_weights(self._prepare(weights))  # its workers are starting: nobody waits
+        self.version = self._transport.send_weights(self._prepare(weights))  # its workers are starting: none waits
 
     def send(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
         """Publishes weights, for all receivers; with ``sync`` waits until the collector's workers act with them.
@@ -365,7 +365,7 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
                     time.time(),
                     "",
                 )
-            except Exception as fault:  # noqa: BLE001 (what a model raises; its worker goes on with older weights)
+            except Exception as fault:  # noqa: BLE001 (what a model raises; its worker continues with older weights)
                 error = f"{type(fault).__name__}: {fault}"
         self._note(error)
         if found.metadata.get("wants_confirmation"):

@@ -9,7 +9,7 @@ import torch
 
 
 class PerMessage(float):
-    """A timeout in seconds that starts anew with every message: a transfer that moves, however slowly, is not given
+    """A timeout in seconds that starts again with every message: a transfer that moves, however slowly, is not given
     up."""
 
 

@@ -2,7 +2,7 @@
 
 gloo's constructor waits up to five times its timeout for a connection that does not come (measured), and nothing of
 its own wakes it. A thread that returns from it to Python while the interpreter ends is ended in the middle of C++, and
-the process with it (SIGABRT or SIGSEGV). A connection wakes it, whoever makes it, and so does one of its own that is
+the process with it (SIGABRT or SIGSEGV). A connection from any process wakes it, and so does one of its own that is
 given up.
 """
 

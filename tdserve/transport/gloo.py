@@ -5,7 +5,7 @@ Facts that this file relies on beside those in ``proven``, measured with torch 2
 * A receive that times out closes the pair on both sides, for good. This is how a pair is closed on purpose.
 * A dead peer is noticed at once, but two kinds of waits are not notified and last until their timeout. One is the wait
   for a message that was half transmitted. The other is the wait for a send that met the closed connection before gloo's
-  own thread had seen it: gloo queues such a message and notifies nobody of its queue (``Pair::signalException``). A
+  own thread had seen it: gloo queues such a message and does not report its queue (``Pair::signalException``). A
   receive that was posted is always notified.
 * A message longer than the posted receive ends the receiving process (SIGABRT): lengths are agreed beforehand.
 """

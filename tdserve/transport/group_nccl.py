@@ -2,7 +2,7 @@
 
 Facts from torch's sources and NCCL's documentation; none of them was measured, for lack of two GPUs:
 
-* Calls only enqueue. Only torch's watchdog thread notices a peer that is gone or stands still, and it ends the process.
+* Calls only enqueue. Only torch's watchdog thread notices a peer that is gone or hangs, and it ends the process.
   So variables that are read when a group is made disable this, and a waiting thread checks the clock and ends the group
   by ``abort``, which wakes the kernels.
 * NCCL refuses two ranks on one GPU in the middle of its initialisation: the control process compares GPUs before.

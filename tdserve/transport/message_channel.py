@@ -130,7 +130,7 @@ class MessageChannel:
                 self._post(slot)
         except TDServeError as error:
             self._on_lost(error)
-        except Exception as fault:  # noqa: BLE001 (outermost frame of the thread: nobody reads any more)
+        except Exception as fault:  # noqa: BLE001 (outermost frame of the thread: no reader is left)
             self._channel.close()
             self._on_lost(LocalProtocolError(reason=f"{type(fault).__name__}: {fault}"[:500]))
         finally:

@@ -76,7 +76,7 @@ class BufferPool:
             self._idle[size].append(memory)
 
     def _has_room(self, nbytes: int) -> bool:
-        """Frees buffers of other sizes until so many bytes fit, least recently requested sizes first: leftovers of a
+        """Frees buffers of other sizes until this many bytes fit, least recently requested sizes first: leftovers of a
         few long transfers must not displace what every message needs."""
         while self._idle_nbytes + nbytes > self._max_pooled_bytes:
             others = [size for size, shelf in list(self._idle.items()) if shelf and size != nbytes]

@@ -30,7 +30,7 @@ from tdserve.transport.channel import PerMessage, Work
 from tdserve.transport.tag_queues import TagQueues
 
 EAGER_BYTES = 256 * 1024
-"""Longest message that is sent before its receive is announced: an announcement takes as long as so many bytes."""
+"""Longest message that is sent before its receive is announced: an announcement takes as long as that many bytes."""
 
 MAX_EAGER_BYTES = 1024 * 1024
 """Most bytes of such messages in one direction; an end that gets more closes the channel."""

@@ -51,7 +51,7 @@ class _Pickler(pickle.Pickler):
     """Pickles views without the rest of their storage. A tensor that a value has twice is one tensor afterwards."""
 
     def reducer_override(self, obj: Any) -> Any:
-        torch = sys.modules.get("torch")  # whoever gives a tensor has it; others need not wait for it
+        torch = sys.modules.get("torch")  # a caller that gives a tensor has it; others need not wait for it
         kind = type(obj)
         if torch is None or not issubclass(kind, torch.Tensor) or kind.__reduce_ex__ is not torch.Tensor.__reduce_ex__:
             return NotImplemented  # a parameter pickles its data, which comes here by itself

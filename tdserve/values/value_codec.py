@@ -217,5 +217,5 @@ def _make_record_error(received: str) -> RemoteProtocolError:
 
 
 def encode_nones(num_columns: int) -> bytes:
-    """Returns a block of so many columns, in each of which all rows share None."""
+    """Returns a block of this many columns, in each of which all rows share None."""
     return encode_block([ValueColumn(False, [NONE])] * num_columns)

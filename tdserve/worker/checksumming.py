@@ -1,6 +1,6 @@
 """Checksums of versions, computed by a thread that yields to all others.
 
-A low priority does not achieve this: beside such a thread the worker's others stood still for 3 to 7 ms at a time on
+A low priority does not achieve this: beside such a thread the worker's others were held up for 3 to 7 ms at a time on
 busy cores (measured), probably because it lost its core while it held the interpreter's lock.
 """
 

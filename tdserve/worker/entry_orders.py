@@ -12,7 +12,7 @@ from tdserve.worker.lane import Lane
 from tdserve.worker.transfers import send_read
 
 MAX_QUICK_BYTES = 32 * 1024
-"""Records that the reading thread may store: a commit of so many takes about as long as to wake another thread."""
+"""Records that the reading thread may store: a commit of this many takes about as long as to wake another thread."""
 
 
 def change_entries(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:

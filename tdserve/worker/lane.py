@@ -156,7 +156,7 @@ class Lane:
         return len(self._sent) + self._nbytes_sent // COUNTED_BYTES
 
     def keep(self, works: Sequence[Work], nbytes: int) -> None:
-        """Keeps sends, of so many bytes in all, that are not awaited now: a send that is dropped is cancelled."""
+        """Keeps sends, of this many bytes in all, that are not awaited now: a send that is dropped is cancelled."""
         each_nbytes = nbytes // len(works)
         with self._counting:
             self._sent.extend((work, each_nbytes) for work in works)

@@ -243,7 +243,7 @@ class SmallReads:
         return self._own_reads.draw(store, num_rows) if is_small else None
 
     def _make_mail(self, request: int, done: control_pb2.Done, nbytes: int) -> bytes | None:
-        """Returns the answer with content of so many bytes, and counts it; None if it does not fit into mail."""
+        """Returns the answer with content of this many bytes, and counts it; None if it does not fit into mail."""
         answer = control_pb2.ServerMessage(request=request, done=done).SerializeToString()
         if len(answer) > MAIL_BYTES:
             return None

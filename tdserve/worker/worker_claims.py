@@ -91,7 +91,7 @@ class WorkerClaims:
         self._coming[Path(order.store.folder).name] = Event()
 
     def open(self, order: worker_pb2.OpenClaim) -> None:
-        """Begins to use a claim; without one, only lets extends go on that were kept."""
+        """Begins to use a claim; without one, only lets extends continue that were kept."""
         try:
             if order.HasField("claim"):
                 self._open(order.store, order.claim)

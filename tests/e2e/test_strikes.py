@@ -96,7 +96,7 @@ def test_learner_when_killed_then_goes_on_from_its_last_policy(stack: Stack) -> 
     name = stack.container("learner")
     stack.kill("learner")
     found = wait_for(
-        lambda: re.search(r"goes on from version (\d+)", logs(name)), "the second learner", timeout_s=START_TIMEOUT_S
+        lambda: re.search(r"continues from version (\d+)", logs(name)), "the second learner", timeout_s=START_TIMEOUT_S
     )
     goes_on(stack)
     assert stack.version() > int(found[1]) > 1

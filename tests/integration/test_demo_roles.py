@@ -71,7 +71,9 @@ def test_roles_when_server_and_learner_are_killed_and_started_again_then_the_run
             assert policy is not None
             assert learner.end(signal.SIGKILL) == -signal.SIGKILL
         with Role(tmp_path, "learner", "learner", port, *seconds) as learner:
-            wait_for(lambda: "goes on from version" in learner.printed, "the second learner", timeout_s=START_TIMEOUT_S)
+            wait_for(
+                lambda: "continues from version" in learner.printed, "the second learner", timeout_s=START_TIMEOUT_S
+            )
             client.latest("policy", newer_than=policy.version + 5)
             first.end(signal.SIGKILL)
             with Role(tmp_path, "server", "server", port) as second:

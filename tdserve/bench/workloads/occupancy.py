@@ -28,7 +28,7 @@ ROW = TensorDict({"obs": torch.zeros(24), "action": torch.tensor(0), "reward": t
 CAPACITY, NUM_ROWS = 1_000, 64
 
 NUM_INTERVALS = 5
-"""Parts of the time in which nobody asks for anything."""
+"""Parts of the time without any request."""
 
 READ = "read"
 """A store whose content takes the channel of a session."""
@@ -118,7 +118,7 @@ class _Making:
         return {**memory, **descriptors, "catalog B": float(count_used_bytes(self._catalog))}
 
     def _measure_idle(self) -> float:
-        """Returns the microseconds of CPU that the server takes in a second in which nobody asks for anything: in the
+        """Returns the microseconds of CPU that the server takes in a second without any request: in the
         calmest interval, since for a while it writes to the disk what was made."""
         pause_s, spent_s = self._idle_s / NUM_INTERVALS, []
         for _ in range(NUM_INTERVALS):

@@ -23,7 +23,7 @@ CheckWritten = Callable[[torch.Tensor, TensorDictBase], None]
 
 
 def describe_window(window: int) -> str:
-    """Returns the words for so many operations under way, as the names of figures have them."""
+    """Returns the words for this many operations under way, as the names of figures have them."""
     return "one by one" if window == 1 else f"{window} under way"
 
 

@@ -24,7 +24,7 @@ from tdserve.examples.demo.processes import Processes
 
 NUM_COLLECTORS = 4
 SERVER_TIMEOUT_S = 20.0
-"""For calls that wait for nobody else: the server answers at once, or is gone."""
+"""For calls that wait for no other client: the server answers at once, or is gone."""
 
 KEY = "tdserve.examples.collectors"
 """Key under which the ranks of a job find the server."""

@@ -40,7 +40,7 @@ class Collector:
         self._num_versions = 0
 
     def follow(self) -> bool:
-        """Takes the newest weights if they are newer, and skips what came between. Returns whether to go on.
+        """Takes the newest weights if they are newer, and skips what came between. Returns whether to continue.
 
         Only the first are waited for: it rather collects with older ones than not at all.
         """

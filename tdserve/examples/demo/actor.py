@@ -87,7 +87,7 @@ class Actor:
 def act(options: DemoOptions) -> int:
     """Acts until the learner says that the run is over, or until ``max_seconds`` and a minute are over.
 
-    Whatever happens to the server or the network, the client's calls go on as soon as they are back.
+    Whatever happens to the server or the network, the client's calls continue as soon as they are back.
 
     Returns:
         The exit code: 0.

@@ -122,7 +122,7 @@ class Learner:
             line = f"begins a new run with the policy of version {policy.version}"
             if not policy.metadata.get("is_over"):
                 begun = Begun(*(policy.metadata.get(name, 0) for name in Begun._fields))
-                line = f"goes on from version {policy.version}, {begun.seconds:.0f} s into the run"
+                line = f"continues from version {policy.version}, {begun.seconds:.0f} s into the run"
         self.publish(is_over=False, **begun._asdict())
         return begun, line
 

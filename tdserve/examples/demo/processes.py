@@ -17,7 +17,7 @@ STOP_TIMEOUT_S = 5.0
 """Seconds between SIGTERM and SIGKILL: a child ends as soon as its present call returns."""
 
 NUM_LOG_LINES = 12
-"""So many of the last lines of a dead child are shown: the interesting end of a traceback."""
+"""This many of the last lines of a dead child are shown: the interesting end of a traceback."""
 
 
 class Death(NamedTuple):

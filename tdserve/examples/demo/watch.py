@@ -15,13 +15,13 @@ import tdserve
 from tdserve.examples.demo.demo_stores import EPISODES_CAPACITY, POLICY, TRANSITIONS_CAPACITY, DemoStores
 
 NUM_EPISODES_OF_MEAN = 20
-"""The mean return is that of so many episodes."""
+"""The mean return is that of this many episodes."""
 
 NUM_RECENT_ROWS = 64
-"""So many of the newest transitions tell which policy the actors follow: one message of each of two actors."""
+"""This many of the newest transitions tell which policy the actors follow: one message of each of two actors."""
 
 NUM_POLLS_OF_RATES = 4
-"""Rates are those of so many polls (2 s). Over a shorter time they jump with every pause of a busy machine."""
+"""Rates are those of this many polls (2 s). Over a shorter time they jump with every pause of a busy machine."""
 
 
 class Episode(NamedTuple):
@@ -160,7 +160,7 @@ class RunWatch:
         return Counter({name: moved["bytes_in"] + moved["bytes_out"] for name, moved in transports.items()})
 
     def _count_bytes(self) -> dict[str, int]:
-        """Returns the bytes moved since the watch began; where the server has restarted, at least so many."""
+        """Returns the bytes moved since the watch began; where the server has restarted, at least that many."""
         before, self._server_bytes = self._server_bytes, self._read_bytes()
         self._num_bytes.update(self._server_bytes - before)  # without those that a new server counts from 0 again
         return dict(self._num_bytes)
@@ -175,7 +175,7 @@ def find_newest(client: tdserve.Client) -> tuple[int, int]:
 
 
 def compute_mean_return(episodes: list[Episode]) -> float | None:
-    """Returns the mean return of the last 20 episodes; None before there are so many."""
+    """Returns the mean return of the last 20 episodes; None before there are that many."""
     returns = [episode.episode_return for episode in episodes[-NUM_EPISODES_OF_MEAN:]]
     return fmean(returns) if len(returns) == NUM_EPISODES_OF_MEAN else None
 

@@ -37,7 +37,7 @@ def make_page_routes(*, has_login: bool) -> list[BaseRoute]:
     """Returns the routes of all pages.
 
     Args:
-        has_login: Whether there is somebody to sign out.
+        has_login: Whether there is a viewer to sign out.
     """
     pages = Pages(has_login=has_login)
     return [
@@ -177,7 +177,7 @@ class Pages:
         )
 
     async def show_image(self, request: Request) -> Response:
-        """Returns an image of rows that were shown lately."""
+        """Returns an image of rows that were shown recently."""
         previews = get_viewer(request).previews
         image = previews and previews.find_image(request.query_params.get("id", ""))
         return Response(image, media_type="image/png") if image else Response(status_code=404)

@@ -1,4 +1,4 @@
-"""The first rows of a store as numbers, histograms, pictures, text and chats. Read by a client when somebody asks."""
+"""The first rows of a store as numbers, histograms, pictures, text and chats. Read by a client when a viewer asks."""
 
 from __future__ import annotations
 

@@ -148,6 +148,6 @@ def _list_policies(wanted: Any) -> tuple[str, ...]:
     """Returns the weights whose newest version a table would follow."""
     try:
         policy = json.loads(wanted.settings).get("policy", "") if wanted.settings else ""
-    except (ValueError, AttributeError):  # whoever creates the store refuses such settings
+    except (ValueError, AttributeError):  # the creation of the store refuses such settings
         return ()
     return (policy,) if isinstance(policy, str) and policy else ()

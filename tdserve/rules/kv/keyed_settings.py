@@ -35,7 +35,7 @@ class KeyedSettings:
     Attributes:
         like: What an entry is.
         max_bytes: Most bytes of all entries, with their keys; 0: no limit.
-        eviction: ``"none"``: a put without room is refused; ``"lru"``: entries that were not used lately make room.
+        eviction: ``"none"``: a put without room is refused; ``"lru"``: entries that were not used recently make room.
         ttl_s: Seconds after which an entry is gone; 0: never.
         num_shards: Of a part of a store that several servers share: how many parts there are, on which depends which of
             them has a key. 0: it is no part.

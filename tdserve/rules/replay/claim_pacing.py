@@ -11,7 +11,7 @@ MAX_PAUSE = 4096
 """Most extends between two claims, where other writers end claims before they are worth it."""
 
 MIN_EXTENDS = 8
-"""A claim was worth it if so many extends used it."""
+"""A claim was worth it if this many extends used it."""
 
 
 @dataclass

@@ -35,7 +35,7 @@ class WriterClaim(Protocol):
 
     @property
     def is_block(self) -> bool:
-        """Whether its rows are promised, and it may go on while others write."""
+        """Whether its rows are promised, and it may continue while others write."""
 
     @property
     def has_failed(self) -> bool:

@@ -243,7 +243,7 @@ class ConditionalSelectors:
         return rows[self._fits(conditions, rows)]
 
     def has(self, conditions: SampleConditions, num_rows: int = 0) -> bool:
-        """Returns whether :meth:`get` has the selector ready, and it can draw a sample of so many rows at once."""
+        """Returns whether :meth:`get` has the selector ready, and it can draw a sample of this many rows at once."""
         selector = self._selectors.get(conditions)
         if selector is None or conditions in self._oldest:
             return False
@@ -421,8 +421,8 @@ class ConditionalSelectors:
             yield len(rows)
 
     def release_over_in_pieces(self, now_s: float) -> Iterator[int]:
-        """Gives back the rows of leases whose time is over, as :meth:`release_in_pieces`; between two pieces nobody may
-        acknowledge or renew any."""
+        """Gives back the rows of leases whose time is over, as :meth:`release_in_pieces`; between two pieces no caller
+        may acknowledge or renew any."""
         for consumer, rows in self.leases.release_over_in_pieces(now_s, piece_rows=PIECE_ROWS // 4):
             self._return_to(consumer, rows)
             yield len(rows)
@@ -473,7 +473,7 @@ class ConditionalSelectors:
         """Returns an empty selector, and makes the columns that its conditions read; for very many rows, call it in a
         thread."""
         if conditions.consumer != OWN and not self.consumers:
-            self._consumed[:] = 0  # of no use to anybody else yet; the file gets its pages here, and not on the loop
+            self._consumed[:] = 0  # not in use elsewhere yet; the file gets its pages here, and not on the loop
         if conditions.group:
             ids = self._columns.get_array(conditions.group, np.int64)
             return GroupSelector(self._columns, ids, conditions.group_size)

@@ -45,7 +45,7 @@ class Departures(TableState):
                 return
 
     def _has_room(self, num_rows: int) -> bool:
-        """Returns whether so many rows may come before a draw is forgotten. Its rows that all consumers have had, or
+        """Returns whether this many rows may come before a draw is forgotten. Its rows that all consumers have had, or
         that were sampled for the last time, leave with it, and count for the limiter until then."""
         limiter = self.settings.limiter
         may_come = not limiter.keeps_rows or limiter.can_insert(self.counts, num_rows)

@@ -180,7 +180,7 @@ class KeptDraws:
         return [self._draws[key] for key in self.changed if key in self._draws]
 
     def forget_over(self, rows: PinnableRows) -> bool:
-        """Forgets the first draw, of the run that has drawn least lately, if it is over; returns whether it was."""
+        """Forgets the first draw, of the run that has drawn least recently, if it is over; returns whether it was."""
         first = next(iter(self), None)
         if first is None or not first.is_over:
             return False

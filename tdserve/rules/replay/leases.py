@@ -21,7 +21,7 @@ ACKNOWLEDGING = "acknowledging rows"
 RENEWING = "renewing the lease of rows"
 
 MAX_REMEMBERED = 1024
-"""Leases of which it is remembered that their time was over, for the error of whoever acknowledges them then."""
+"""Leases of which it is remembered that their time was over, for the error of an acknowledgement that comes then."""
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Leases:
                 self._ends.set(number, end_s)
 
     def release_over_in_pieces(self, now_s: float, *, piece_rows: int) -> Iterator[tuple[str, Rows]]:
-        """Ends the leases whose time is over, a piece at a time; between two pieces nobody may acknowledge or renew
+        """Ends the leases whose time is over, a piece at a time; between two pieces no caller may acknowledge or renew
         any, and other calls may do anything.
 
         Args:
@@ -270,5 +270,5 @@ def make_not_held_error(
     if was_over:
         why = "their lease has ended, for they were neither acknowledged nor renewed within its lease_s"
     done = "renewed" if event == RENEWING else "acknowledged"
-    go_on = f"they come again; none of these was {done}, go on with the rows that the next take returns"
+    go_on = f"they come again; none of these was {done}, continue with the rows that the next take returns"
     return WrongStateError(state=f"{lost}: {why}, and {go_on}", event=event)

@@ -53,7 +53,7 @@ class Limiter(ABC):
 
     @property
     def min_drawable(self) -> int:
-        """Live rows from which on nobody has to wait to draw rows, however many were drawn; 0: the limiter counts
+        """Live rows from which on no draw has to wait, however many were drawn; 0: the limiter counts
         them."""
         return 0
 

@@ -187,7 +187,7 @@ class OrderedRows:
             pass
 
     def _join_last(self) -> bool:
-        """Joins the last two runs; returns False if they overlap in so many chunks that it would take long."""
+        """Joins the last two runs; returns False if they overlap in too many chunks."""
         chunks = [chunk for run in self._runs[-2:] for chunk in run.chunks if len(chunk)]
         groups = _group_to_merge(chunks, self._chunk_rows // 2)
         num_merged = sum(sum(map(len, group)) for group in groups if len(group) > 1)

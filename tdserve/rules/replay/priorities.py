@@ -1,6 +1,6 @@
 """Sums and minima over a number per row, updated as rows change, so that no operation goes over all rows.
 
-Numbers lie in blocks of 16. Each level above has one number per block of the level below, and computes it anew from
+Numbers lie in blocks of 16. Each level above has one number per block of the level below, and computes it again from
 that block when a number changes: nothing is added to or subtracted from a sum, so nothing drifts. Changes are recorded
 at once, and carried up together when a result is requested.
 """

@@ -128,7 +128,7 @@ class PriorityOrder(Selector):
             behind: Rows = rows[self._make_keys(rows) > self._last]
             if len(behind) >= num_rows or num_found >= len(self):
                 return behind[:num_rows]
-            num_found *= 2  # so many rows have come in front of it meanwhile
+            num_found *= 2  # that many rows have come in front of it
 
     def _make_keys(self, rows: Rows) -> NDArray[np.complex128]:
         keys = np.empty(len(rows), np.complex128)

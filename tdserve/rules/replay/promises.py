@@ -14,7 +14,7 @@ MAX_BEHIND_PART = 16
 
 
 def must_end(ring: Ring, num_rows: int) -> bool:
-    """Returns whether promises must end before another writer gets so many rows: they would leave no room, or in the
+    """Returns whether promises must end before another writer gets that many rows: they would leave no room, or in the
     first round rows would go although others were never used."""
     is_early = _is_in_first_round(ring) and (_has_gone_round(ring) or ring.cursor + num_rows > ring.capacity)
     return ring.num_promised > 0 and (is_early or not ring.has_room(num_rows))

@@ -10,7 +10,7 @@ from tdserve.rules.replay.plans import RowsPlan, SamplePlan
 from tdserve.rules.replay.table import Table
 
 MAX_DRAWN_ROWS = 1 << 17
-"""Most rows of one draw: they are drawn in one turn, which takes some tens of milliseconds for so many."""
+"""Most rows of one draw: they are drawn in one turn, which takes some tens of milliseconds for that many."""
 
 
 class RankDraw:

@@ -72,7 +72,7 @@ class Ring:
     Attributes:
         num_left_held: How many rows were given up while they were held, ever.
         num_promised: Rows that single writers may claim.
-        pins: Live rows that no writer gets, though they are read and drawn as any other; promised to nobody.
+        pins: Live rows that no writer gets, though they are read and drawn as any other; not promised to any writer.
     """
 
     def __init__(
@@ -566,7 +566,7 @@ class Ring:
         return is_taken | self.pins.contains(piece) if self.pins else is_taken
 
     def _move_cursor(self, cursor: int) -> None:
-        """Moves the cursor; it never returns to where it was, since there are never so many reserved rows, except at
+        """Moves the cursor; it never returns to where it was, since there are never that many reserved rows, except at
         the start."""
         self._has_gone_round |= cursor <= self.cursor
         self.cursor = cursor

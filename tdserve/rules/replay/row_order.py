@@ -31,7 +31,7 @@ def to_place(sequence: _Place) -> _Place:
 
 
 def to_last_sequence(num_rows: int) -> int:
-    """Returns the highest sequence that the last of so many rows may have."""
+    """Returns the highest sequence that the last of this many rows may have."""
     return 2 * num_rows + NO_SEQUENCE
 
 

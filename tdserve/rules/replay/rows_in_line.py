@@ -1,4 +1,4 @@
-"""Rows that the next writers get before the cursor of a ring goes on."""
+"""Rows that the next writers get before the cursor of a ring continues."""
 
 from __future__ import annotations
 

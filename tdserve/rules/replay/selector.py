@@ -94,7 +94,7 @@ class Selector(ABC):
         return float(len(self))
 
     def compute_mass(self, num_rows: int) -> float:
-        """Returns the mass for samples of so many rows, if it depends on that. Errors as of :meth:`draw`."""
+        """Returns the mass for samples of this many rows, if it depends on that. Errors as of :meth:`draw`."""
         return self.mass
 
     @property
@@ -113,12 +113,12 @@ class Selector(ABC):
         return 1
 
     def lacks(self, num_rows: int) -> bool:
-        """Returns whether a sample of so many rows costs a pass over the table, unless :meth:`prepare` is called."""
+        """Returns whether a sample of this many rows costs a pass over the table, unless :meth:`prepare` is called."""
         return False
 
     def prepare(self, num_rows: int) -> Preparation | None:
-        """Begins to prepare for samples of so many rows; returns None if it does not lack anything for them. Of several
-        preparations only the last counts."""
+        """Begins to prepare for samples of this many rows; returns None if it does not lack anything for them. Of
+        several preparations only the last counts."""
         return None
 
     @abstractmethod
@@ -135,5 +135,5 @@ class Selector(ABC):
             num_total: Rows of the whole sample; 0: this is all of it.
 
         Raises:
-            InvalidRequestError: No state of this table could ever give so many. Nothing was changed.
+            InvalidRequestError: No state of this table could ever give that many. Nothing was changed.
         """

@@ -16,7 +16,7 @@ MAX_GAPS = 64
 class SkippedVersions:
     """The gaps in the numbers of one policy, as a table sees them.
 
-    After a loss of power, and in what was restored from a checkpoint, numbers go on ``STEP_AFTER_LOSS`` higher. Rows
+    After a loss of power, and in what was restored from a checkpoint, numbers continue ``STEP_AFTER_LOSS`` higher. Rows
     that have a number within a gap were made by a version that was lost; they count as made by the last one before it.
 
     Args:

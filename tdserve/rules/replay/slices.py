@@ -26,11 +26,11 @@ _NONE = -1
 # Each length that is kept costs 16 bytes per row, and time for every row that comes or goes.
 _MAX_LENGTHS = 4
 
-# A step of a walk costs as much as so many more rows in it; a pass over the table costs a step per row for each binary
-# digit of the length. Measured.
+# A step of a walk costs as much as this many more rows in it; a pass over the table costs a step per row for each
+# binary digit of the length. Measured.
 _ROWS_OF_STEP = 100
 
-# From so many stretches on, those that follow each other are joined.
+# From this many stretches on, those that follow each other are joined.
 _MIN_STRETCHES = 16
 
 # Checking whether a walk may stop costs as much as half a step of it.
@@ -420,7 +420,7 @@ class SliceSelector(Selector):
         return max((length for length, _ in self._iter_lengths()), default=0)
 
     def _is_pass_worth(self, num_heads: int, width: int) -> bool:
-        """Returns whether a pass over the table is faster than walks of so many steps from so many rows."""
+        """Returns whether a pass over the table is faster than walks of this many steps from this many rows."""
         costs = width * (_ROWS_OF_STEP + num_heads)
         return costs > self._capacity * width.bit_length() or width * num_heads > self._capacity
 

@@ -173,7 +173,7 @@ class Table(Departures):
                 them again.
             is_apart: Whether all rows must differ, whatever the sampler; of one batch, drawn at once.
             whole_rows: As of ``SampleTerms``; the length of slices follows from it.
-            min_rows: On lease, from so many rows on, as many as can be drawn now suffice; 0: all are needed.
+            min_rows: On lease, from this many rows on, as many as can be drawn now suffice; 0: all are needed.
 
         Raises:
             InvalidRequestError: A number is below 1, or more than could ever be drawn at once.
@@ -439,8 +439,8 @@ class Table(Departures):
             raise InvalidRequestError(argument="consumer", reason=reason)
 
     def _waits_for_more(self, conditions: SampleConditions, num_rows: int, num_members: int) -> bool:
-        """Returns whether the sampler would refuse so many rows although more may come: rows that are young enough, or
-        that are being written. Of a closed table the end is told from that."""
+        """Returns whether the sampler would refuse that many rows although more may come: rows that are young enough,
+        or that are being written. Of a closed table the end is told from that."""
         if not self.settings.sampler.keeps_epoch or conditions.group:
             return False
         if self.is_closed:
@@ -449,8 +449,8 @@ class Table(Departures):
         return num_members < num_rows <= most
 
     def _fill_if_closed(self, counts: LimiterCounts) -> LimiterCounts:
-        """Returns the counts for which a limiter decides about a sample: for more rows than a closed table has, nobody
-        waits."""
+        """Returns the counts for which a limiter decides about a sample: for more rows than a closed table has, no
+        sample waits."""
         return replace(counts, num_rows=counts.capacity) if self.is_closed else counts
 
     def _check_not_over(self, conditions: SampleConditions, num_rows: int, num_batches: int) -> None:
@@ -467,7 +467,7 @@ class Table(Departures):
         return min(num_rows, num_left)
 
     def _count_drawable(self, conditions: SampleConditions, most: int) -> int:
-        """Returns how many rows can be drawn now, at most so many: of groups, whole ones."""
+        """Returns how many rows can be drawn now, at most this many: of groups, whole ones."""
         counts, limiter, unit = self.counts, self.settings.limiter, conditions.group_size or 1
         units = range(1, min(most, self.selectors.get(conditions).num_drawable) // unit + 1)
         return unit * bisect_left(units, True, key=lambda number: not limiter.can_sample(counts, number * unit))

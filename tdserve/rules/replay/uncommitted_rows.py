@@ -38,7 +38,7 @@ class _Extends:
         return self.first_mark + len(self._ends) - 1
 
     def has_room(self, num_rows: int) -> bool:
-        """Returns whether an extend of so many rows fits in."""
+        """Returns whether an extend of this many rows fits in."""
         return self._ends[-1] + num_rows <= self._rows.shape[1]
 
     def append(self, rows: Rows, before: Rows, after: Rows, has_evicted: NDArray[np.bool_]) -> None:

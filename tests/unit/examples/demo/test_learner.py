@@ -100,7 +100,7 @@ def test_learn_alone_when_another_was_killed_in_the_run_then_goes_on_from_its_po
         assert learn_alone(options(server, max_seconds=101.0)) == 0
         after = client.latest(POLICY)
     printed = capsys.readouterr().out
-    assert f"goes on from version {version}, 100 s into the run" in printed
+    assert f"continues from version {version}, 100 s into the run" in printed
     assert "data checksum: crc32 00000000 over 0 rows" in printed, "it ends although nobody acts"
     assert before is not None
     assert after is not None
