@@ -91,7 +91,7 @@ class NewRows:
         if num_new < 0:  # its counts were reset, or it was created again
             num_new = facts["inserts"]
         max_rows = min(max(MAX_NEW_NBYTES // self._get_row_nbytes(), 1), MAX_NEW_ROWS)
-        found = self._look(facts, min(num_new, max_rows), max_rows, self._seen)  # more may come meanwhile
+        found = self._look(facts, min(num_new, max_rows), max_rows, self._seen)  # more may come in the meantime
         return found._replace(num_left_out=max(num_new - max_rows, 0))
 
     def _look(self, facts: dict[str, Any], num_rows: int, max_rows: int, before: _Window) -> LatestRows:

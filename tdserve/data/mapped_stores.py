@@ -356,7 +356,7 @@ class OpenStores:
 
         Raises:
             CorruptDataError: Its files are missing or damaged.
-            StoreNotFoundError: It was deleted meanwhile.
+            StoreNotFoundError: It was deleted since.
             TransferAbortedError: It has another structure now.
         """
         store = self.find(ref.uid)

@@ -37,9 +37,9 @@ def export_store(
     """Writes the content of a store into a file or folder, in the format that its name ends with.
 
     Rows are read and written in pieces; the parts of weights, and tensordicts without rows, as a whole. Live rows of a
-    table are read in the order of their numbers; rows that leave or come meanwhile may be missed. Entries of a keyed
-    store are rows if it has a structure, with their keys as the column ``key``; otherwise each is at its key, where a
-    slash begins a nested one, and all are in memory at once.
+    table are read in the order of their numbers; rows that leave or come in the meantime may be missed. Entries of a
+    keyed store are rows if it has a structure, with their keys as the column ``key``; otherwise each is at its key,
+    where a slash begins a nested one, and all are in memory at once.
 
     Args:
         client: A client of the server, or of several.

@@ -60,7 +60,7 @@ class DamageChecks:
             order.read_columns.rows = numbers
             order.read_columns.compares = True
             await self._worker.order_until_done(store, order)
-            store.check_current()  # it may have been deleted meanwhile
+            store.check_current()  # it may have been deleted since
 
 
 def _replaces_rows(spec: Spec, asked: control_pb2.WriteRequest) -> bool:

@@ -30,7 +30,8 @@ class Specs:
     Args:
         db: The catalog.
         in_use: Yields the keys (:func:`make_keys`) of all structures of stores and versions, including stores that are
-            being created. It is read in steps while stores come and go, and need not yield those that come meanwhile.
+            being created. It is read in steps while stores come and go, and need not yield those that come in the
+            meantime.
     """
 
     def __init__(self, db: CatalogDB, in_use: Callable[[], Iterable[bytes]]) -> None:

@@ -155,7 +155,7 @@ class Stores:
     async def open_apart(self, name: str) -> None:
         """Opens a table of very many rows in a thread, if it is not open.
 
-        Callers that come meanwhile wait for the same thread. If the table is damaged, ``find`` raises the error.
+        Callers that come in the meantime wait for the same thread. If the table is damaged, ``find`` raises the error.
         """
         if not self.is_long_to_open(name):
             return

@@ -249,7 +249,7 @@ def _select_intact(store: OpenedStore, lost: Overwrite) -> RowSet:
         return nothing
     try:
         numbers = [store.find_numbers(path) for path in lost.keys]
-    except KeyNotFoundError:  # it was removed meanwhile
+    except KeyNotFoundError:  # it was removed since
         return nothing
     if not numbers or not all(numbers):
         return nothing

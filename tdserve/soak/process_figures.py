@@ -54,7 +54,7 @@ def measure_disk(root: Path) -> tuple[int, int]:
     total = num_files = 0
     for folder, _, files in os.walk(root):
         for file in files:
-            with suppress(OSError):  # deleted meanwhile
+            with suppress(OSError):  # deleted since
                 total += BLOCK_NBYTES * os.lstat(os.path.join(folder, file)).st_blocks
                 num_files += 1
     return total, num_files

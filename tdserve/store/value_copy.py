@@ -74,13 +74,13 @@ class ValueCopy:
 
         Raises:
             CapacityError: There is no room for the copy; the previous one stays.
-            CorruptDataError: The values cannot be read, for example because the store was deleted meanwhile.
+            CorruptDataError: The values cannot be read, for example because the store was deleted since.
         """
         live = object_folders.get_folder(self._store_folder, epoch)
         if not Objects.exists(live):
             return
         with Objects(live) as objects:
-            with convert_os_errors(live):  # the store may be deleted meanwhile
+            with convert_os_errors(live):  # the store may have been deleted
                 inode = os.stat(live / DATA_FILE).st_ino
             source = json.dumps([epoch, objects.last_commit, inode]).encode()
             if self._make_source() == source:

@@ -292,7 +292,7 @@ def sync_store(store: SyncedStore) -> int:
         Number of rows that had changed.
 
     Raises:
-        CorruptDataError: The store's files are missing or damaged, for example because it was deleted meanwhile; or its
+        CorruptDataError: The store's files are missing or damaged, for example because it was deleted since; or its
             structure is another by now.
         CapacityError: The disk is full.
     """

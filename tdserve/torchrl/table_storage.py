@@ -405,7 +405,7 @@ class TDServeStorage(Storage):
                     raise
                 continue
             if self.count_inserts() != num_inserts and number + 1 < MAX_TRIES:
-                continue  # what has come meanwhile would have the age of new rows, and the content of old ones
+                continue  # what has come in the meantime would have the age of new rows, and the content of old ones
             return from_table(rows[by_age]), None if priority is None else priority[by_age]
         return None, None
 

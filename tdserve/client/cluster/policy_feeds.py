@@ -106,7 +106,7 @@ class _PolicyFeed:
     def find_news(self, at_least: int) -> control_pb2.PolicyNews | None:
         """Returns what is known; as of :meth:`PolicyFeeds.find_news`."""
         if not self.is_current or (self._news is not None and self._news.newest < at_least):
-            self.is_current = True  # first: a change may come meanwhile
+            self.is_current = True  # first: a change may come in the meantime
             self._ask()
             self._start()
         return self._news

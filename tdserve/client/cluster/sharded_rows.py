@@ -312,7 +312,7 @@ class ShardedRows(ShardedStore):
 
         def find(part: Any) -> int:
             found = part.read_numbered(slice(-1, None))[1]
-            if not len(found) and len(part):  # it was lost, or has left meanwhile
+            if not len(found) and len(part):  # it was lost, or has left in the meantime
                 found = torch.nonzero(torch.as_tensor(part.find_generations(np.arange(part.capacity))) >= 0).flatten()
             return int(found[-1]) if len(found) else -1
 

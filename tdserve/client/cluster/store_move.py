@@ -1,6 +1,6 @@
 """Moves a store from one server of a cluster to another, while others use it.
 
-Its files are copied while it serves, and again what has changed meanwhile. Then it is sealed: its clients wait, and
+Its files are copied while it serves, and again what has changed since. Then it is sealed: its clients wait, and
 what is left is copied, with all that is on record of it. Once the source releases it, the target has it. After an
 earlier crash the store stays at the source; after a later one the next request completes the move.
 """

@@ -55,7 +55,7 @@ def iter_rows(read: Callable[[slice], Any], num_rows: int, nbytes: int, *, end: 
 
     Args:
         read: Reads the rows whose numbers are in a slice; some numbers may have none.
-        num_rows: How many there are. If some come meanwhile behind them, these are yielded too.
+        num_rows: How many there are. If some come in the meantime behind them, these are yielded too.
         nbytes: Size of all of them.
         end: Number behind the last one that there may be. None: ``num_rows``, and every number has its row.
     """

@@ -137,7 +137,7 @@ class EpochBatches:
     def _begin(self, rows: Any) -> Future[Upload]:
         try:
             return self._threads.submit(self._fetch, rows)
-        except RuntimeError as error:  # closed meanwhile, or the interpreter exits
+        except RuntimeError as error:  # closed in the meantime, or the interpreter exits
             raise ClosedError(what=self._what) from error
 
     def __enter__(self) -> EpochBatches:

@@ -127,7 +127,7 @@ class GroupEpoch:
         """Opens the connections to all members: one that leaves afterwards hinders none of the others.
 
         Raises:
-            PeerLostError: A member was lost meanwhile; the others are notified too.
+            PeerLostError: A member was lost in the meantime; the others are notified too.
             ConnectError: They could not be opened. The epoch is over.
         """
         remaining_s = deadline.remaining_s or 0.0

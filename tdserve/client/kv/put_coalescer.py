@@ -1,7 +1,7 @@
 """Coalesces puts: those that a caller makes faster than they are acknowledged share a request.
 
-One request of a handle is under way at a time, and what is put meanwhile shares the next one: so puts are carried out
-in the order of their calls, whatever way their content takes. Each call keeps its own future and its own versions.
+One request of a handle is under way at a time, and what is put in the meantime shares the next one: so puts are carried
+out in the order of their calls, whatever way their content takes. Each call keeps its own future and its own versions.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class LocalEnd:
             path: Its folder below the root, if it differs from the one of its name.
 
         Raises:
-            TransferAbortedError: It was deleted or changed meanwhile.
+            TransferAbortedError: It was deleted or changed since.
             CorruptDataError: Its files are missing or damaged.
             PeerLostError: The server does not lend them: the next session moves content over the network.
         """

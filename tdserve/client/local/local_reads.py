@@ -75,7 +75,7 @@ def copy_rows(
         pool: Gives the memory.
 
     Raises:
-        TransferAbortedError: The store was deleted meanwhile.
+        TransferAbortedError: The store was deleted since.
         CorruptDataError: Its files are damaged.
     """
     layout = make_rows_layout(chosen, len(found.rows), tuple(added))

@@ -18,7 +18,7 @@ def name_another(chosen: Sequence[tuple[str, Archive]]) -> Iterator[None]:
         chosen: Id and place of each checkpoint: of a cluster those of all servers.
 
     Raises:
-        InvalidRequestError: One of them was removed meanwhile.
+        InvalidRequestError: One of them was removed since.
         CorruptDataError: A part of one is missing or damaged.
     """
     try:

@@ -216,7 +216,7 @@ class _CheckpointWriter:
     # ------------------------------------------------------------ reading
 
     def _read_new_stores(self) -> None:
-        """Reads stores that were not read yet, and those that are made meanwhile, until few are."""
+        """Reads stores that were not read yet, and those that are made in the meantime, until few are."""
         for _ in range(MAX_PASSES):
             names = self._list_new_names()
             for name in names:

@@ -235,7 +235,7 @@ def list_with_damage(archive: Archive) -> list[Checkpoint]:
     listed = [_note_lacking(each, present) for each in found]
     if listed == found:
         return found
-    still = {*list_ids(archive)}  # one that was removed meanwhile has lost its blocks with it
+    still = {*list_ids(archive)}  # one that was removed since has lost its blocks with it
     return [each for each in listed if each.id in still]
 
 

@@ -294,7 +294,7 @@ class Session:
         """Returns the channel that carries the content of an answer.
 
         Raises:
-            TransferAbortedError: It was lost meanwhile.
+            TransferAbortedError: It was lost in the meantime.
         """
         pending.content_channel = self._contents.find(accepted.channel)
         return pending.content_channel

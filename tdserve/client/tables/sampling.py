@@ -1,4 +1,4 @@
-"""Samples: rows that the server draws, received here; rows that were overwritten meanwhile are replaced."""
+"""Samples: rows that the server draws, received here; rows that were overwritten since are replaced."""
 
 from __future__ import annotations
 
@@ -403,7 +403,7 @@ def _ask_again(
 def draw_whole_rows(
     client: SessionClient, query: Query, num_rows: int, *, num_batches: int, deadline: Deadline
 ) -> Sampled:
-    """Draws rows, and replaces those that were overwritten meanwhile."""
+    """Draws rows, and replaces those that were overwritten since."""
     rows = _draw(client, query, num_rows, num_batches, deadline)
     return replace_torn(client, query, rows, deadline, num_rows=num_rows)
 

@@ -129,7 +129,7 @@ class TakenBatches:
         try:
             held.renew(lease_s, timeout_s=timeout_s)
         except WrongStateError:
-            if self._held is held:  # else it was acknowledged meanwhile
+            if self._held is held:  # else it was acknowledged in the meantime
                 raise
 
     def close(self) -> None:

@@ -57,8 +57,8 @@ def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Dead
 
 
 def take_and_acknowledge(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Any:
-    """Takes rows and acknowledges them before it returns them: takes others if the lease has ended meanwhile, as with
-    a restart of the server. Errors as of ``take_sampled``."""
+    """Takes rows and acknowledges them before it returns them: takes others if the lease has ended in the meantime, as
+    with a restart of the server. Errors as of ``take_sampled``."""
     while True:
         lease = take_rows(client, query, num_rows, deadline)
         try:

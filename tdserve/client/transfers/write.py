@@ -183,7 +183,7 @@ class _Sent:
         return pending
 
     def send(self, pending: Pending, request: int, pool: BufferPool, timeout_s: float) -> None:
-        """Sends the content. If the channel is lost meanwhile, the answer reports that too.
+        """Sends the content. If the channel is lost in the meantime, the answer reports that too.
 
         The request must not be retried before that answer.
 

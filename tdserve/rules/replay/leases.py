@@ -176,7 +176,7 @@ class Leases:
 
     def _release(self, number: int, piece_rows: int) -> Iterator[tuple[str, Rows]]:
         lease = self._leases.get(number)
-        if lease is None:  # it has ended meanwhile
+        if lease is None:  # it has ended in the meantime
             return
         for part in tuple(lease.parts):
             for start in range(0, len(part), piece_rows):

@@ -292,15 +292,15 @@ class TableState:
         return rows
 
     def show(self, rows: Rows, keys: Sequence[int]) -> None:
-        """Ends :meth:`Ring.hide`: these leaves of the rows are written; for rows that have left meanwhile, nothing
-        is."""
+        """Ends :meth:`Ring.hide`: these leaves of the rows are written; for rows that have left in the meantime,
+        nothing is."""
         self.selectors.note_written(rows[self.ring.is_held(rows)], keys)  # first: an even row must show this
         self._permit_readers()
         self.ring.show(rows)
 
     def show_untouched(self, rows: Rows) -> None:
-        """Ends :meth:`Ring.hide` of rows of which nothing was written; for those that have left meanwhile, it does
-        nothing."""
+        """Ends :meth:`Ring.hide` of rows of which nothing was written; for those that have left in the meantime, it
+        does nothing."""
         self._permit_readers()
         self.ring.show(rows, num_parts=0)
 

@@ -281,7 +281,7 @@ async def read_values(
         The ValueBlock of these elements of the flattened batch.
 
     Raises:
-        TransferAbortedError: They were changed meanwhile.
+        TransferAbortedError: They were changed since.
         TDServeError: What ``count`` raises, which is called with the size of each part.
     """
     blocks = []

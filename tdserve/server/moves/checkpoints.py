@@ -348,7 +348,7 @@ class Checkpoints:
             return None
 
     async def _seal_all(self, by: Seal, sealed: dict[str, OpenedStore], deadline: Deadline) -> None:
-        """Brings all stores to rest that were used since they were listed, also those that are made meanwhile."""
+        """Brings all stores to rest that were used since they were listed, also those that are made in the meantime."""
         damaged: set[str] = set()
 
         def is_in_use(name: str) -> bool:

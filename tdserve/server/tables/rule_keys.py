@@ -54,7 +54,7 @@ class RuleKeys:
 
     async def _look_at_rows(self, store: OpenedStore, path: Path, session: ClientSession) -> None:
         """Fills the column of a leaf, a piece at a time. Rows that are committed meanwhile bring their own entry; an
-        entry read from a row that was replaced meanwhile is dropped."""
+        entry read from a row that was replaced since is dropped."""
         name = name_group_column(path)
         if store.record.capacity >= LONG_ROWS:
             await asyncio.to_thread(store.get_table().columns.get_array, name, np.int64)

@@ -202,7 +202,7 @@ class Writes:
                 rows = await build_row_set(from_message(asked.selection), store.spec.batch_size)
                 wanted = self._make_demands(store, rows, asked, await find_expected(store, asked))
                 async with hold_rows(store, rows, decode_paths(asked.keys), wanted) as held:
-                    _check_fingerprint(store.record, store.spec, asked.content)  # the keys may have changed meanwhile
+                    _check_fingerprint(store.record, store.spec, asked.content)  # the keys may have changed since
                     done = control_pb2.Done(version=store.content_version + 1)
                     journal = Journal(session.client_id, request, done, asked, staging)
                     self._stores.db.put("pending", JOURNAL + store.record.uid.encode(), journal.to_bytes())
@@ -234,7 +234,7 @@ class Writes:
         await self._wait_for_rows(session, store, rows, Deadline.after(asked.timeout_s))
         if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
             return control_pb2.Done.FromString(answered)
-        _check_fingerprint(store.record, store.spec, asked.content)  # the keys may have changed meanwhile
+        _check_fingerprint(store.record, store.spec, asked.content)  # the keys may have changed since
         self._traffic.count_received(session.transport, asked.content)
 
         wanted = self._make_demands(store, rows, asked, expected)

@@ -52,7 +52,7 @@ class Publishing:
             CapacityError: The disk is full. The version before stays the newest; without one there is no store.
             InvalidRequestError: The metadata are too long. The same holds.
             PeerLostError: The publisher or its worker was lost. The same holds.
-            StoreNotFoundError: The store was deleted meanwhile.
+            StoreNotFoundError: The store was deleted since.
         """
         check_metadata(asked.metadata)
         spec = self._learn_spec(session, asked)
