@@ -138,7 +138,7 @@ class Server:
         return self
 
     def client(self, **arguments: Any) -> Client:
-        """Returns a new client of this server; arguments as of ``tdserve.connect``."""
+        """Returns a new client of this server; arguments as in ``tdserve.connect``."""
         return tdserve.connect(self.address, **arguments)  # imports torch, which the owner of a server need not
 
     def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:

@@ -111,7 +111,7 @@ class TDServeDatasource(_RowsDatasource):
 class MemmapDatasource(_RowsDatasource):
     """The rows of a folder that tensordict's ``memmap`` has written, for ``ray.data.read_datasource``.
 
-    No server is needed; the folder must be at the same path wherever tasks run. Columns are as of
+    No server is needed; the folder must be at the same path wherever tasks run. Columns are as in
     ``TDServeDatasource``.
 
     Args:

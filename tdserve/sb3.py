@@ -78,12 +78,12 @@ class TDServeReplayBuffer(ReplayBuffer):
     Pickling (``save_replay_buffer``) keeps the address and the name, and the rows stay with the server.
 
     Args:
-        buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination: As of
+        buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination: As in
             ``stable_baselines3.common.buffers.ReplayBuffer``.
         optimize_memory_usage: Must be False.
         address: Of the server. None: the environment variable ``TDSERVE_ADDRESS``.
         name: Of the table, which is created unless it exists with this structure.
-        transport: As of ``tdserve.connect``.
+        transport: As in ``tdserve.connect``.
         table: Further arguments of ``Client.create_replay``, such as ``sampler=``.
 
     Raises:
@@ -278,7 +278,7 @@ class TDServeReplayBuffer(ReplayBuffer):
         return self.to_torch(found, copy=False)
 
     def close(self) -> None:
-        """Stores what was added, and closes the connection. Idempotent. Errors as of ``add``; it is open then."""
+        """Stores what was added, and closes the connection. Idempotent. Errors as in ``add``; it is open then."""
         self.flush()
         self._client.close()
 
@@ -456,7 +456,7 @@ def _put(arrays: Mapping[str, Any], step: Mapping[str, Any], number: int) -> Non
             _put(array, step[key], number)
         else:
             place, content = array[number], step[key]
-            is_flat = place.shape[-1:] == (1,) and np.shape(content) == place.shape[:-1]  # as of a discrete space
+            is_flat = place.shape[-1:] == (1,) and np.shape(content) == place.shape[:-1]  # as for a discrete space
             place[...] = np.reshape(content, place.shape) if is_flat else content
 
 

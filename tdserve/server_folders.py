@@ -65,7 +65,7 @@ def start_with_token(folder: str, host: str, token: str, settings: Mapping[str, 
     """Starts a server whose clients must send a token; it reads that from a file, which is gone afterwards.
 
     Raises:
-        TDServeError: As of ``Server`` and its ``start``.
+        TDServeError: As in ``Server`` and its ``start``.
     """
     with NamedTemporaryFile("w", prefix="tdserve-token-") as file:
         file.write(token)

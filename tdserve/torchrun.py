@@ -53,7 +53,7 @@ class TorchrunServers:
         return f"<TorchrunServers at {self.address}>"
 
     def client(self, **arguments: Any) -> Client:
-        """Returns a new client of all of them; arguments as of ``tdserve.connect``."""
+        """Returns a new client of all of them; arguments as in ``tdserve.connect``."""
         return connect(self.address, **{"token": self.token, **arguments})
 
     def shutdown(self, timeout_s: float = END_TIMEOUT_S) -> None:
@@ -106,7 +106,7 @@ def start_servers(
         token: Which clients must send, passed by rank 0. By default a random one: it passes through the job's key-value
             store, as the addresses do.
         timeout_s: Until the servers of all machines run.
-        settings: Of the server, as of ``tdserve.Server``.
+        settings: Of the server, as in ``tdserve.Server``.
 
     Raises:
         WrongStateError: ``torchrun`` has not started this process.

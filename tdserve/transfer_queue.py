@@ -99,8 +99,8 @@ class BackendSettings:
         address: Of the server. None: the environment variable ``TDSERVE_ADDRESS``; if that is not set, the process that
             calls ``transfer_queue.init`` starts a server of its own.
         store: Name of a keyed store, which is created unless it exists, and which stays. None: one for this run.
-        max_bytes, ttl_s: As of ``Client.create_kv``.
-        transport, timeout_s: As of ``tdserve.connect``.
+        max_bytes, ttl_s: As in ``Client.create_kv``.
+        transport, timeout_s: As in ``tdserve.connect``.
         token_file: File with the token of the server, in each process.
         allow_pickle: Whether values of any type are stored, as TransferQueue's own backends do.
         server: Arguments of ``tdserve.Server`` for the server that is started, such as ``root`` and ``host``.
@@ -338,7 +338,7 @@ class TDServeBackend(KVStorageManager):
     """TransferQueue's access to a keyed store, in each of its clients.
 
     Args:
-        controller_info, zmq_context: As of ``KVStorageManager``.
+        controller_info, zmq_context: As in ``KVStorageManager``.
         config: The section ``backend.tdserve``.
     """
 

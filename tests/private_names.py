@@ -1,7 +1,7 @@
 """The house rules on private names. Of torch, tensordict and torchrl only a few modules use them, each name with its
 reason; of tdserve and of the tests themselves no test uses any.
 
-Source in, findings out, as of the scanners in ``house``.
+Source in, findings out, like the scanners in ``house``.
 """
 
 from __future__ import annotations

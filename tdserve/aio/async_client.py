@@ -95,7 +95,7 @@ def _connect_as(
     call: Callable[_Parameters, sync.Client],
 ) -> Callable[_Parameters, OpeningCall[AsyncClient]]:
     def connect(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> OpeningCall[AsyncClient]:
-        """Connects to a server; arguments and errors as of :func:`tdserve.connect`.
+        """Connects to a server; arguments and errors as in :func:`tdserve.connect`.
 
         ``client = await tdserve.aio.connect(address)`` or ``async with tdserve.aio.connect(address) as client``.
         """

@@ -62,7 +62,7 @@ def make_opening(
 ) -> Callable[Concatenate[Any, _Parameters], OpeningCall[_Opened]]:
     """Makes a function that returns the ``OpeningCall`` of a method's result.
 
-    Arguments as of ``make_handle_coroutine``.
+    Arguments as in ``make_handle_coroutine``.
     """
     return open_result(make_coroutine(method), kind)
 
@@ -73,7 +73,7 @@ def open_result(
     """Makes a function that returns the ``OpeningCall`` of a coroutine function's result.
 
     Args:
-        kind: As of ``make_handle_coroutine``.
+        kind: As in ``make_handle_coroutine``.
     """
 
     def begin(self: Any, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> OpeningCall[_Opened]:

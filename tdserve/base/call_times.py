@@ -44,7 +44,7 @@ class CallTimes:
         Args:
             call: Its name, one of few.
             seconds: Its duration.
-            code: The code of its error, as of ``TDServeError.code``; "" if it succeeded.
+            code: The code of its error, as in ``TDServeError.code``; "" if it succeeded.
         """
         tally = self._by_call.get(call) or self._make_tally(call)
         tally.buckets[bisect_left(BOUNDS_S, seconds)] += 1

@@ -301,7 +301,7 @@ class ServerConfig:
     def find_settings(
         cls, environ: Mapping[str, str] | None = None, *, defaults: Mapping[str, Any] | None = None, **given: Any
     ) -> dict[str, Setting]:
-        """Returns every field with where it comes from; arguments and errors as of ``from_env``. The root may be
+        """Returns every field with where it comes from; arguments and errors as in ``from_env``. The root may be
         None."""
         found: dict[str, Setting] = {}
         for option in SERVER_OPTIONS:

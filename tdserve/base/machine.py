@@ -57,7 +57,7 @@ def explain_not_shared(machine: str) -> str:
     keeps loads in order, and stores too, as x86-64 does. Others need a fence, which Python does not have.
 
     Args:
-        machine: Kind of the processor, as of ``platform.machine()``.
+        machine: Kind of the processor, as from ``platform.machine()``.
     """
     if machine.lower() in _ORDERED_MACHINES:
         return ""

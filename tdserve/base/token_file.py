@@ -22,7 +22,7 @@ class FileState(NamedTuple):
     """What changes when a file is written or replaced.
 
     Attributes:
-        inode, nbytes, modified_ns, changed_ns: As of ``os.stat``.
+        inode, nbytes, modified_ns, changed_ns: As in ``os.stat``.
     """
 
     inode: int

@@ -14,8 +14,8 @@ class WorkerArguments:
 
     Attributes:
         number: Number of the worker, from 0 to ``--workers`` - 1.
-        transfer_timeout_s: As of ``ServerConfig``.
-        memory_limit_bytes: As of ``ServerConfig``.
+        transfer_timeout_s: As in ``ServerConfig``.
+        memory_limit_bytes: As in ``ServerConfig``.
         device: GPU for content that travels by NCCL; "" for none.
         interface: Network interface of NCCL; "" lets NCCL choose.
         checks_pages: Whether it follows the pages of environments when it opens them: a damaged one may have ended the

@@ -138,7 +138,7 @@ class _PipeStore(KVStore):
         self._pipe = pipe
 
     def get_within(self, key: str, timeout_s: float) -> bytes:
-        """As of KVStore."""
+        """See KVStore."""
         while key not in self._entries:
             self.feed(*self._pipe.recv())
         return super().get_within(key, timeout_s)

@@ -66,7 +66,7 @@ def certs(folder: Path, hosts: tuple[str, ...], days: int, force: bool, as_json:
 
 
 def make_authority(folder: Path, days: int) -> None:
-    """Makes ``ca.pem`` and ``ca.key`` in a folder; errors as of ``make_certificate``."""
+    """Makes ``ca.pem`` and ``ca.key`` in a folder; errors as in ``make_certificate``."""
     extensions = ["basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign"]
     _make(folder, "ca", "tdserve development authority", [*extensions, "subjectKeyIdentifier=hash"], days, ())
 

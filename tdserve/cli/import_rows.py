@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tdserve.client.client import Client
 
 FORMATS = ("minari", "hf", "jsonl", "hdf5", "npz", "npy", "safetensors", "pt", "memmap")
-"""Names as of ``tdserve.imports.formats``, which imports torch."""
+"""Names as in ``tdserve.imports.formats``, which imports torch."""
 
 CALL_TIMEOUT_S = 60.0
 """For each piece of the import; a person can end it at any time."""
@@ -66,7 +66,7 @@ def import_rows(
 
 
 def run_import(inquiry: Inquiry, kind: str, path: str, name: str, shows: bool | None, **options: Any) -> None:
-    """Imports with progress, and prints what was made; options as of ``import_store``."""
+    """Imports with progress, and prints what was made; options as in ``import_store``."""
     from tdserve.imports.store_import import import_store  # imports torch
 
     progress = RowProgress(name, shows=shows)

@@ -35,7 +35,7 @@ STORE_NARROWING = Narrowing(
 
 
 class Moment(NamedTuple):
-    """All servers at one moment, as of ``time.monotonic``."""
+    """All servers at one moment, by ``time.monotonic``."""
 
     taken_s: float
     found: list[ServerFigures]

@@ -271,7 +271,7 @@ class Client(TensorDictClient):
                 the last 30 s, have none yet. It costs readers some 40 us for each leaf of 256 small rows, and half a
                 second per GB, and as much for a write of some leaves of rows, or a change of the keys; writers of whole
                 rows nothing.
-            shards, shard_by, on_shard_loss: As of ``ClusterClient.create_replay``. One server has one shard, which is
+            shards, shard_by, on_shard_loss: As in ``ClusterClient.create_replay``. One server has one shard, which is
                 also ``"all"``, and the others have no effect.
             exists_ok: True returns an existing replay of the same structure and settings. One that came from a
                 checkpoint takes the sampler and the limiter of the first such call, and is ordinary from then on.
@@ -680,7 +680,7 @@ class Client(TensorDictClient):
         counts those that there never were. Threads: safe.
 
         Args:
-            place: As of ``checkpoint``.
+            place: As in ``checkpoint``.
             checkpoint: Its id; None: the newest.
             names: Stores that are brought back; None: all.
             prefix: Put in front of the name of each.

@@ -45,7 +45,7 @@ class ContentStream:
         self._end = weakref.finalize(self, _end_call, self._call, self._outgoing, os.getpid())
 
     def read_into(self, place: memoryview) -> None:
-        """As of ByteStream."""
+        """See ByteStream."""
         at = 0
         while at < len(place):
             if not self._message:
@@ -56,7 +56,7 @@ class ContentStream:
             at += len(piece)
 
     def write(self, pieces: Sequence[memoryview]) -> None:
-        """As of ByteStream."""
+        """See ByteStream."""
         message = b"".join(pieces)
         self._room.acquire()
         if self._is_closed:
@@ -65,7 +65,7 @@ class ContentStream:
         self._outgoing.put(message)
 
     def close(self) -> None:
-        """As of ByteStream."""
+        """See ByteStream."""
         self._is_closed = True
         self._room.release()
         self._end()

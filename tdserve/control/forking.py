@@ -136,7 +136,7 @@ def receive_beside_forks(call: Any) -> Generator[Any, None, None]:
     """Yields the messages of a stream.
 
     Raises:
-        grpc.RpcError: As of the stream.
+        grpc.RpcError: As from the stream.
     """
     gate = get_fork_gate()
     try:
@@ -171,7 +171,7 @@ def wait_for_answer(method: Any, request: Any, *, timeout: float, **options: Any
         options: Those of the method.
 
     Raises:
-        grpc.RpcError, ValueError: As of the method.
+        grpc.RpcError, ValueError: As in the method.
         DeadlineExceededError: gRPC did not report the end of the time either.
     """
     # Not an Event: gRPC ends the call in a forked child too, where no thread releases the lock that the waiter held.

@@ -209,7 +209,7 @@ class ControlSocket(asyncio.Protocol):
 
         Args:
             order: The order.
-            rest: As of :meth:`FrameWriter.write`.
+            rest: As in :meth:`FrameWriter.write`.
 
         Raises:
             PeerLostError: The worker is gone.

@@ -121,7 +121,7 @@ class LocalConnection(asyncio.Protocol):
                 self.data_received(data)
 
     def send(self, message: control_pb2.ServerMessage, rest: bytes = b"") -> None:
-        """Sends a message; does nothing when the client is gone. ``rest``, and errors, as of
+        """Sends a message; does nothing when the client is gone. ``rest``, and errors, as in
         :meth:`FrameWriter.write`."""
         if rest:
             self._let_go()

@@ -135,7 +135,7 @@ class MappedStore:
 
     @cached_property
     def writable_shared(self) -> SharedNumbers:
-        """The shared numbers of a table, for a writer or reader that works by itself. Errors as of
+        """The shared numbers of a table, for a writer or reader that works by itself. Errors as in
         ``map_writable_generations``."""
         return SharedNumbers(self._open_writable_generations().numbers)
 

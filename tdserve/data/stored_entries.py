@@ -23,7 +23,7 @@ MAX_LISTED = 10_000
 
 
 def find_entries(store: MappedStore, keys: Sequence[bytes], *, count: Count | None = None) -> FoundEntries:
-    """Returns the entries of some keys as of one moment; ``count`` as of ``Objects.get_many``."""
+    """Returns the entries of some keys as of one moment; ``count`` as in ``Objects.get_many``."""
     tables = _open_tables(store)
     if tables is None:
         return FoundEntries([ABSENT] * len(keys), [b""] * len(keys))

@@ -53,7 +53,7 @@ def read_columns(
 
     Args:
         splits: Whether shapes of ragged tensors are returned apart from their content, as heads.
-        count: As of ``Objects.get_many``.
+        count: As in ``Objects.get_many``.
 
     Raises:
         CorruptDataError: A value that the catalog lists is missing. Values of rows that have left their table may be

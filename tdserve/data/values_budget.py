@@ -54,7 +54,7 @@ class ValuesBudget:
                 self._nbytes -= read.nbytes
 
     def take(self, nbytes: int, *, already: int) -> int:
-        """Counts more values of a read that has ``already`` some; returns ``nbytes``. Errors as of ``ReadValues``."""
+        """Counts more values of a read that has ``already`` some; returns ``nbytes``. Errors as in ``ReadValues``."""
         limit = self._limit_bytes
         if already + nbytes > limit:
             what = "the values of one read, in bytes (a share of --memory-limit): read fewer rows or keys at a time"

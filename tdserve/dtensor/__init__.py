@@ -1,4 +1,4 @@
-"""Weights of sharded trainers: DTensors, as of FSDP2 and tensor parallelism, published and read with any placements.
+"""Weights of sharded trainers: DTensors, as from FSDP2 and tensor parallelism, published and read with any placements.
 
 >>> from tdserve import dtensor
 >>> version = dtensor.publish(client, "policy", model)  # in every rank: each sends its own shards
@@ -58,8 +58,8 @@ def publish(
             the first rank that has it publishes its own. Ranks may have different leaves, as pipeline stages do. What
             is no tensor is taken from rank 0.
         group: The process group; None is the default one, or this process alone if there is none.
-        metadata: Of rank 0, as of ``Client.publish``.
-        keep: How many of the newest versions stay readable, as of ``Client.publish``. Of the parts one more is kept,
+        metadata: Of rank 0, as in ``Client.publish``.
+        keep: How many of the newest versions stay readable, as in ``Client.publish``. Of the parts one more is kept,
             for readers that have just found the oldest.
         dtype: Floating-point tensors, but for those of 8 bits, are converted to it before they are sent: each rank
             makes a copy in it of what it sends, and no more. The same in all ranks.
@@ -144,11 +144,11 @@ def subscribe(
     Args:
         client: The client.
         name: Name of the weights.
-        into: As of ``latest``.
+        into: As in ``latest``.
         newer_than: Begins above this version.
         timeout_s: For each wait, which ends in DeadlineExceededError; the next step waits again. ``math.inf`` waits
             without end.
-        strict: As of ``latest``.
+        strict: As in ``latest``.
 
     Raises:
         InvalidRequestError, NotSupportedError: ``into`` cannot be filled. The steps raise as ``latest`` does.
@@ -225,7 +225,7 @@ def _read_whole(
 def version(
     client: AnyClient, name: str, v: int, *, into: Any, timeout_s: float | None = None, strict: bool = True
 ) -> Weights:
-    """Fills tensors with a certain version of some weights, if it is still kept; arguments as of ``latest``.
+    """Fills tensors with a certain version of some weights, if it is still kept; arguments as in ``latest``.
 
     Raises:
         VersionNotFoundError: It is not kept any more, or not published yet. One that was published as a whole, by

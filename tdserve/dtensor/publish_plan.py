@@ -43,7 +43,7 @@ class PublishPlan(NamedTuple):
 
 
 def make_plan(ranks: Sequence[Mapping[str, RankLeaf]], rank: int, identity: str, *, store: str) -> PublishPlan:
-    """Makes the plan of a rank from what each one has. Errors as of ``assign_pieces``."""
+    """Makes the plan of a rank from what each one has. Errors as in ``assign_pieces``."""
     pieces = assign_pieces(ranks, store=store)
     own = [
         OwnPiece(name, each.key, each.region) for name, owned in pieces.items() for each in owned if each.rank == rank

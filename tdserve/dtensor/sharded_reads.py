@@ -78,7 +78,7 @@ class _Read(NamedTuple):
 
 
 def find_newest(client: Client | ClusterClient, name: str, newer_than: int | None) -> FoundVersion | None:
-    """Finds the newest version; None if there is nothing newer and the call does not wait. Errors as of
+    """Finds the newest version; None if there is nothing newer and the call does not wait. Errors as in
     ``Client.latest``."""
     while True:
         try:
@@ -92,7 +92,7 @@ def find_newest(client: Client | ClusterClient, name: str, newer_than: int | Non
 
 
 def find_version(client: Client | ClusterClient, name: str, version: int) -> FoundVersion:
-    """Finds a version. Errors as of ``Client.version``; one that was published as a whole must be the newest."""
+    """Finds a version. Errors as in ``Client.version``; one that was published as a whole must be the newest."""
     try:
         found = client.version(name, version, select=SHARDED, numpy=False)
     except KeyNotFoundError:
@@ -189,7 +189,7 @@ def read_into(client: Client | ClusterClient, found: FoundVersion, state: StateL
     """Reads all pieces that overlap the tensors, and copies them once all are there.
 
     Raises:
-        TDServeError: One of ``GONE`` if a part is not kept any more, or others as of ``Client.version``. Nothing was
+        TDServeError: One of ``GONE`` if a part is not kept any more, or others as in ``Client.version``. Nothing was
             written.
     """
     reads = _plan_reads(found.contents, state)

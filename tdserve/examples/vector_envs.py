@@ -76,7 +76,7 @@ def run(client: tdserve.Client, args: argparse.Namespace) -> np.ndarray:
 
 
 def main(arguments: Sequence[str] | None = None) -> np.ndarray:
-    """Runs the example; result as of ``run``."""
+    """Runs the example; result as in ``run``."""
     args = parse_args(arguments)
     with provide_server(args.address) as address, tdserve.connect(address, numpy=True) as client:
         return run(client, args)

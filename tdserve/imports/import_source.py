@@ -58,7 +58,7 @@ class ImportSource(ABC):
 
     @abstractmethod
     def iter_batches(self, max_rows: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields consecutive rows, from the first one on, as their number and a dict as of ``read_dict``.
+        """Yields consecutive rows, from the first one on, as their number and a dict as for ``read_dict``.
 
         All of them have the same keys and dtypes.
 

@@ -33,7 +33,7 @@ def append_rows(
 
     Args:
         client: A client of the server, or of several.
-        kind, path, keys, split: As of ``import_store``.
+        kind, path, keys, split: As in ``import_store``.
         name: Name of the table.
         on_progress: Called after each piece with the number of rows that are written, and of all rows.
 
@@ -41,7 +41,7 @@ def append_rows(
         StoreNotFoundError: There is no store of this name.
         WrongStateError: It is no table or queue, or was closed.
         SpecMismatchError: The rows lack a key of the table, or do not fit it.
-        InvalidRequestError, NotSupportedError, CorruptDataError: As of ``import_store``.
+        InvalidRequestError, NotSupportedError, CorruptDataError: As in ``import_store``.
         DeadlineExceededError, CapacityError: There was no room.
     """
     described = client.describe(name)

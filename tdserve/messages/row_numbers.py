@@ -54,7 +54,7 @@ _ROWS_OF_RUN = 64
 
 def encode_rows(rows: NDArray[np.int64]) -> bytes:
     """Encodes rows as int64, little endian: ``[-1, first, count]`` for a run, ``[-5, first, count, first, count, ...]``
-    for a few long ones, as of a writer that wraps around the end of a table; otherwise the numbers themselves."""
+    for a few long ones, as from a writer that wraps around the end of a table; otherwise the numbers themselves."""
     num_rows = len(rows)
     if num_rows > 3 and is_run(rows):
         return RUN_FORM.pack(_RUN, int(rows[0]), num_rows)

@@ -11,5 +11,5 @@ def find_num_rows(store: control_pb2.StoreFigures) -> int | None:
 
 
 def find_version(store: control_pb2.StoreFigures) -> int | None:
-    """Returns the version, of weights the newest; None as of ``find_num_rows``."""
+    """Returns the version, of weights the newest; None as in ``find_num_rows``."""
     return store.description.version if store.is_open or store.description.version else None

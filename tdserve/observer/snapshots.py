@@ -43,7 +43,7 @@ class ServerSnapshot:
     """The server at one moment.
 
     Attributes:
-        taken_s: The moment, as of ``time.monotonic``.
+        taken_s: The moment, by ``time.monotonic``.
         duration_s: Time that the question took.
         figures: The answer; None if there was none.
         reason: Why not.
@@ -94,7 +94,7 @@ class Snapshots:
         return await self.ask(self._client.stores)
 
     async def ask(self, question: Callable[[], _Result]) -> _Result:
-        """Asks the server something else, in turn. Errors as of the question."""
+        """Asks the server something else, in turn. Errors as from the question."""
         async with self._turn:
             return await asyncio.to_thread(question)
 

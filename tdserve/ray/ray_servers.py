@@ -53,7 +53,7 @@ class RayServers:
         return f"<RayServers at {self.address}>"
 
     def client(self, **arguments: Any) -> ClusterClient:
-        """Returns a new client of all of them; arguments as of ``tdserve.connect``."""
+        """Returns a new client of all of them; arguments as in ``tdserve.connect``."""
         return cast("ClusterClient", tdserve.connect(self.address, **arguments))
 
     def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
@@ -93,11 +93,11 @@ def start(
             nodes share it comes back with its rows wherever Ray restarts it.
         name: By which clients find them; any number of names may be in use.
         resources: Of each server, as Ray names them: ``{"CPU": 2, "memory": 8e9}``; one CPU by default.
-        placement: As of Ray's placement groups.
+        placement: As in Ray's placement groups.
         lifetime: None: they end with the job of this process. ``"detached"``: they run until :func:`shutdown`.
         token: Which clients must send; by default a random one.
         timeout_s: Until all of them serve.
-        settings: Of each server, as of ``tdserve.Server``.
+        settings: Of each server, as in ``tdserve.Server``.
 
     Raises:
         InvalidRequestError: An argument is invalid, servers of this name run, or the folders that were found do not
@@ -158,7 +158,7 @@ def shutdown(name: str = "tdserve", *, timeout_s: float = SHUTDOWN_TIMEOUT_S) ->
     folders stay. Does nothing if there are none.
 
     Args:
-        name: As of :func:`start`.
+        name: As in :func:`start`.
         timeout_s: For requests under way; what has not ended then is killed.
     """
     num_servers = count_servers(name)

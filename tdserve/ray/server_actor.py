@@ -28,7 +28,7 @@ class ServerActor:
     Args:
         folder: Of the server.
         token: Which clients must send; they get it with the address.
-        settings: As of ``tdserve.Server``.
+        settings: As in ``tdserve.Server``.
     """
 
     def __init__(self, folder: str, token: str, settings: Mapping[str, Any]) -> None:
@@ -41,7 +41,7 @@ class ServerActor:
         """Starts the server, at first when it is asked to: an error of a constructor would not arrive as it is.
 
         Raises:
-            TDServeError: As of ``Server.start``.
+            TDServeError: As in ``Server.start``.
         """
         self._server = start_with_token(self._folder, ray.util.get_node_ip_address(), self._token, self._settings)
         Thread(target=self._end_with, args=(self._server,), daemon=True, name="tdserve-watch").start()

@@ -27,7 +27,7 @@ DIRECTORY = "#directory"
 MAX_SERVERS = 4096
 
 MAX_RECORD_BYTES = 1 << 16
-"""As of the settings of a table, which it contains."""
+"""See the settings of a table, which it contains."""
 
 _SEPARATOR, _SPLITS = "#", "splits"
 

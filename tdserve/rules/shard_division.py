@@ -22,7 +22,7 @@ _MAX_COUNTED_UNITS = 10**9
 
 
 class ShardScale(NamedTuple):
-    """What the probabilities and weights of a shard's rows are relative to; attributes as of :class:`ShardMass`."""
+    """What the probabilities and weights of a shard's rows are relative to; attributes as in :class:`ShardMass`."""
 
     mass: float
     least: float

@@ -33,7 +33,7 @@ class TrustedNetwork:
         """Makes one of the settings of a server.
 
         Args:
-            is_encrypted, has_one_port: As of the attributes.
+            is_encrypted, has_one_port: As in the attributes.
             text: What ``--trusted-network`` names; "" for nothing.
             interface: Address of the interface of that name, for a text that is no range; "" otherwise.
         """

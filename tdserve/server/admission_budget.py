@@ -121,7 +121,7 @@ class AdmissionBudget:
         return self.admit(self._unary_calls, "calls that wait", UNARY_WAIT_BYTES) if must_wait else nullcontext()
 
     def admit_answer(self, holder: Holder, accepted: control_pb2.Accepted, *, takes_values: bool) -> _Counted:
-        """Returns the context of the answer to a read, of which ``accepted`` is a part; errors as of ``admit``.
+        """Returns the context of the answer to a read, of which ``accepted`` is a part; errors as in ``admit``.
 
         Without it a client that asks for many reads and takes no answers would leave all of them in memory.
         """
@@ -130,7 +130,7 @@ class AdmissionBudget:
 
     @contextmanager
     def count_growing(self, holder: Holder, what: str) -> Iterator[Callable[[int], None]]:
-        """Yields what counts each further part of something that grows, until the block ends; errors as of ``admit``,
+        """Yields what counts each further part of something that grows, until the block ends; errors as in ``admit``,
         raised by that."""
         total = 0
 
@@ -149,7 +149,7 @@ class AdmissionBudget:
         """Counts the answer to a unary call until what it returns is called, once.
 
         Raises:
-            ServerBusyError, TooLargeError: As of ``admit``.
+            ServerBusyError, TooLargeError: As in ``admit``.
         """
         counted = self.admit(self._unary_calls, "answers to calls", nbytes)
         counted.__enter__()

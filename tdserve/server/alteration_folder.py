@@ -116,7 +116,7 @@ async def work_in_folder(store: OpenedStore, work: Callable[[FilePath], None]) -
 
     Raises:
         StoreNotFoundError, StoreMovedError: The store is gone, or is by now.
-        TDServeError: As of ``work``.
+        TDServeError: As in ``work``.
     """
     store.waiters.check_not_gone()
     held = HeldFolder(store.folder)  # in the same turn: so it is this store's

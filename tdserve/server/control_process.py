@@ -70,7 +70,7 @@ class ControlProcess:
         observer: The process that shows its figures, which is stopped with it; None for none.
         checkpoints: The process that writes checkpoints of it, likewise.
         tokens: The tokens of callers, whose sessions end with them; None if none is asked for.
-        make_worker: Makes each data worker; arguments as of ``DataWorker``.
+        make_worker: Makes each data worker; arguments as in ``DataWorker``.
         worker_processes: Starts their processes; None: one of its own.
 
     Attributes:
@@ -380,7 +380,7 @@ class ControlProcess:
     async def describe_store(
         self, request: control_pb2.DescribeStoreRequest, caller: Caller = FULL_CALLER
     ) -> control_pb2.StoreDescription:
-        """Describes a store; waits until it exists. Errors as of ``CatalogRequests`` and ``Gate.authorize``."""
+        """Describes a store; waits until it exists. Errors as in ``CatalogRequests`` and ``Gate.authorize``."""
         with self.gate.authorize(caller, "describe_store", request):
             return await self._services.catalog.describe_store(request)
 
@@ -406,11 +406,11 @@ class ControlProcess:
             return await self._observation.get_stats(caller.grant)
 
     async def exchange_content(self, connection: ContentConnection) -> None:
-        """Relays the content of a session. Errors as of ``Sessions.exchange_content``."""
+        """Relays the content of a session. Errors as in ``Sessions.exchange_content``."""
         await self._sessions.exchange_content(connection)
 
     def hold_answer(self, nbytes: int) -> Callable[[], None]:
-        """Counts the memory of an answer to a call. Errors as of ``AdmissionBudget.hold_answer``."""
+        """Counts the memory of an answer to a call. Errors as in ``AdmissionBudget.hold_answer``."""
         return self._services.unsent.hold_answer(nbytes)
 
     async def observe(

@@ -110,7 +110,7 @@ class Creation:
     async def begin_hidden(
         self, session: int, request: control_pb2.CreateStoreRequest
     ) -> control_pb2.CreateStoreResponse:
-        """Creates a store that only writes of this session see until it ends the filling; errors as of
+        """Creates a store that only writes of this session see until it ends the filling; errors as in
         ``begin_filling``."""
         wanted, spec = self.read(request)
         if KINDS[wanted.kind].has_rules:

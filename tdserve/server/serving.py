@@ -48,7 +48,7 @@ def serve(config: ServerConfig, fork_server: ForkServerProcess | None, *, lifeli
         lifeline_fd: As for ``run``.
 
     Raises:
-        TDServeError: As of ``run``.
+        TDServeError: As in ``run``.
     """
     with hold_page_checks(MAX_CHECKED_NBYTES):  # a damaged page of one store would end the service of all
         return asyncio.run(_serve(config, fork_server, lifeline_fd))

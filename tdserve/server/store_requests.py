@@ -44,7 +44,7 @@ class StoreRequests:
     async def create(
         self, session: ClientSession, request: int, asked: control_pb2.CreateStoreRequest
     ) -> control_pb2.Done:
-        """Creates a store; errors as of ``Creation.create``, ``Creation.begin_hidden``, or
+        """Creates a store; errors as in ``Creation.create``, ``Creation.begin_hidden``, or
         ``RestoredSettings.settle``."""
         await inline_tasks.ensure_task()
         if asked.is_hidden:
@@ -57,7 +57,7 @@ class StoreRequests:
     async def end_filling(
         self, session: ClientSession, request: int, asked: control_pb2.EndFillingRequest
     ) -> control_pb2.Done:
-        """Makes a hidden store visible, or deletes it; errors as of ``Creation.end_filling``."""
+        """Makes a hidden store visible, or deletes it; errors as in ``Creation.end_filling``."""
         await inline_tasks.ensure_task()
         done = control_pb2.Done()
         await self._creation.end_filling(session.number, asked, self._make_record(session, request))
@@ -66,7 +66,7 @@ class StoreRequests:
     async def delete(
         self, session: ClientSession, request: int, asked: control_pb2.DeleteStoreRequest
     ) -> control_pb2.Done:
-        """Deletes a store; errors as of ``Creation.delete``.
+        """Deletes a store; errors as in ``Creation.delete``.
 
         Raises:
             NotSupportedError: Other servers have parts of it, which would be left behind.

@@ -387,7 +387,7 @@ class Stores:
         await drop_store(self._workers, uid)
 
     def delete_packed(self, record: StoreRecord, begin: Callable[[], AbstractContextManager[Transaction]]) -> None:
-        """Deletes a store that has no files. Arguments and errors as of ``delete``."""
+        """Deletes a store that has no files. Arguments and errors as in ``delete``."""
         with begin() as txn:
             self.packed.delete(record, txn)
             txn.show(lambda: self.catalog.remove(record.name))

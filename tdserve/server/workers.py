@@ -148,7 +148,7 @@ class DataWorker:
             await wait_any((self.ready, ended))
 
     def hand_over(self, session: int, channel_number: int, connection: socket.socket) -> None:
-        """As of :meth:`WorkerProcess.hand_over`."""
+        """See :meth:`WorkerProcess.hand_over`."""
         if self._process is None or not self.ready.is_set():
             raise self._make_down_error()
         self._process.hand_over(session, channel_number, connection)

@@ -44,7 +44,7 @@ NUM_PARTS = 3
 """Parts that a client leaves in the store whose keys change."""
 
 PAUSE_S = 0.005
-"""Pause between two calls of a thread, as of an actor that steps its environment, so that the stores do not
+"""Pause between two calls of a thread, like that of an actor that steps its environment, so that the stores do not
 overflow."""
 
 Act = Callable[[Recorder, int], None]

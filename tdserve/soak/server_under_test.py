@@ -36,7 +36,7 @@ class ServerUnderTest:
         self._server = Server(root, port=_choose_port(), num_workers=num_workers, log_level="error")
 
     def start(self) -> None:
-        """Starts it. Errors as of ``tdserve.Server.start``."""
+        """Starts it. Errors as in ``tdserve.Server.start``."""
         self._server.start()
 
     def shutdown(self) -> None:

@@ -22,7 +22,7 @@ Layout (``<root>`` is the folder given to ``tdserve serve``)::
     <root>/stores/<name>/claims/                         claim_file.py   a file for each claim: both ends' numbers
     <root>/stores/<name>/columns/                        row_columns.py  what a table's rules keep per row
     <root>/stores/<name>/synced.memmap                   watermark.py    generations and checksums as of the last sync
-    <root>/stores/<name>/synced-values/                  value_copy.py   the values as of then
+    <root>/stores/<name>/synced-values/                  value_copy.py   the values as in then
     <root>/stores/<name>/compared                        row_comparison.py  readers compare rows with these checksums
     <root>/stores/<name>/used.memmap                     use_marks.py    which entries of a keyed store were used lately
     <root>/stores/<name>/objects/                        objects.py      LMDB of non-tensor values by (row, key)

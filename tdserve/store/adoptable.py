@@ -140,7 +140,7 @@ def read_folder(path: str, *, writable: bool, reserves: bool = False) -> FoundFo
 
 
 class _FolderReader:
-    """One walk over one folder; ``access`` is the mode in which each file must open, ``reserves`` as of
+    """One walk over one folder; ``access`` is the mode in which each file must open, ``reserves`` as in
     ``read_folder``."""
 
     def __init__(self, access: int, *, reserves: bool) -> None:

@@ -72,7 +72,7 @@ def check_outside_roots(place: str | os.PathLike[str], root: str | os.PathLike[s
     next start of that server removes checkpoints there as leftovers.
 
     Args:
-        place: As of ``open_archive``.
+        place: As in ``open_archive``.
         root: One that need not exist yet.
     """
     scheme, is_url, path = os.fspath(place).rpartition("://")

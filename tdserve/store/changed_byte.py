@@ -35,7 +35,7 @@ class ChangedByte(NamedTuple):
     value: int
 
     def put_back(self, path: Path) -> None:
-        """Writes what it was. Errors as of ``convert_os_errors``."""
+        """Writes what it was. Errors as in ``convert_os_errors``."""
         with convert_os_errors(path), open(path, "r+b") as file:
             file.seek(self.offset)
             file.write(bytes([self.value]))

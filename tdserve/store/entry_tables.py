@@ -91,7 +91,7 @@ class EntryTables:
         return None if None in tables else cls(objects, tables[::-1], marks)
 
     def find(self, keys: Sequence[bytes], now_ms: int, *, count: Count | None = None) -> FoundEntries:
-        """Returns the entries of some keys, and marks them as used; ``count`` as of ``Objects.get_many``."""
+        """Returns the entries of some keys, and marks them as used; ``count`` as in ``Objects.get_many``."""
         versions: list[int] = []
         records: list[bytes] = []
         read_header = _HEADER.unpack_from

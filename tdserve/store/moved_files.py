@@ -177,7 +177,7 @@ def set_files(folder: Path, sizes: dict[bytes, int]) -> None:
 
 
 def write_blocks(folder: Path, blocks: Sequence[Block]) -> None:
-    """Writes blocks into files that ``set_files`` has made. Errors as of ``set_files``."""
+    """Writes blocks into files that ``set_files`` has made. Errors as in ``set_files``."""
     for block in blocks:
         path = _find(folder, block)
         with _convert_faults(path, asked=len(block.content)):

@@ -136,7 +136,7 @@ def find_broken_page(path: Path, meta: Meta, page_nbytes: int) -> str:
 
 def count_used_pages(path: Path, meta: Meta, page_nbytes: int) -> int:
     """Returns how many pages the records of a tree take; 0 if a page that leads to them is broken. Arguments and errors
-    as of ``find_broken_page``."""
+    as in ``find_broken_page``."""
     try:
         return _Walk(path, meta, page_nbytes).count_used_pages()
     except _BrokenPageError:
@@ -183,7 +183,7 @@ def _read_table(record: bytes) -> np.void:
 
 
 class _Walk:
-    """One walk over a file. Arguments and errors as of ``find_broken_page``; raises _BrokenPageError."""
+    """One walk over a file. Arguments and errors as in ``find_broken_page``; raises _BrokenPageError."""
 
     def __init__(self, path: Path, meta: Meta, page_nbytes: int) -> None:
         with convert_os_errors(path):

@@ -14,7 +14,7 @@ class PinnedValues:
     """Keeps the values until it is closed; the file grows meanwhile.
 
     Args:
-        folder: As of ``object_folders.get_folder``.
+        folder: As in ``object_folders.get_folder``.
 
     Raises:
         CorruptDataError: They cannot be opened.

@@ -101,7 +101,7 @@ class VersionMapping:
         return found
 
     def fill(self, pieces: Iterable[npt.NDArray[np.uint8]], *, is_touched: bool) -> None:
-        """Writes the bytes of all leaves; arguments and errors as of ``version_filling.fill``."""
+        """Writes the bytes of all leaves; arguments and errors as in ``version_filling.fill``."""
         version_filling.fill(self.fd, self._buffer.numpy(), self._start(), pieces, is_touched=is_touched)
 
     def get_leaves(self, spec: Spec) -> dict[Path, torch.Tensor]:

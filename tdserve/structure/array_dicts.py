@@ -75,7 +75,7 @@ def read_dict(
 
 
 def read_rows(rows: Any, row: Spec, *, store: str) -> Any:
-    """Reads one row or several, in a dict of arrays or a list of dicts, as a tensordict; errors as of ``read_dict``.
+    """Reads one row or several, in a dict of arrays or a list of dicts, as a tensordict; errors as in ``read_dict``.
 
     What is neither is returned as it is.
 
@@ -115,7 +115,7 @@ def _check_alike(rows: Sequence[Any], store: str) -> None:
 def read_entry(value: Any, batch_size: Sequence[int], path: Path, *, store: str) -> Any:
     """Reads a dict or an array as an entry of a tensordict of this batch size; anything else is returned as it is.
 
-    Numbers become what ``TensorDict.set`` makes of them. Errors as of ``read_dict``.
+    Numbers become what ``TensorDict.set`` makes of them. Errors as in ``read_dict``.
     """
     if isinstance(value, dict):
         return _DictReader(store, declares=True).read(value, None, tuple(batch_size), path)

@@ -40,7 +40,7 @@ def capture(
 
     Args:
         td: TensorDict (also memory-mapped or locked), TensorDictParams, a PersistentTensorDict (whose tensors are then
-            FileTensor), a sub-tensordict or lazy view, a lazy stack, or a tensorclass instance; also a dict as of
+            FileTensor), a sub-tensordict or lazy view, a lazy stack, or a tensorclass instance; also a dict as for
             ``read_dict``, unless it is a destination.
         store: Name, for errors.
         is_destination: True refuses what cannot be written: conjugate and negative views, expanded leaves,
@@ -157,11 +157,11 @@ def capture_packed(
     """Captures a tensordict as elements that carry their own structure.
 
     Args:
-        td: As of ``capture``.
+        td: As in ``capture``.
         wanted: The packed node that it is for; has the first dimensions of its batch, or none if the tensordict is its
             only element.
         store: Name, for errors.
-        allow_pickle, is_exact: As of ``capture``.
+        allow_pickle, is_exact: As in ``capture``.
 
     Returns:
         The summary of the elements, and the elements as nested lists.

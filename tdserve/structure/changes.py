@@ -29,7 +29,7 @@ def rebatch(
     *,
     is_whole: bool = False,
 ) -> Node:
-    """Returns the tree with its first ``num_dims`` batch dimensions replaced; arguments as of ``Spec.with_batch``.
+    """Returns the tree with its first ``num_dims`` batch dimensions replaced; arguments as in ``Spec.with_batch``.
 
     ``is_whole``: they are replaced by the same ones, so that the state besides content stays too.
     """

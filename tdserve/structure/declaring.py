@@ -150,7 +150,7 @@ def _differs_in_size(old: TensorLeaf, new: TensorLeaf) -> bool:
 
 
 def list_declared_paths(spec: Spec, values: Mapping[Path, Any], ragged: Declared) -> set[Path]:
-    """Returns the entries of a row that a user declared ragged; arguments as of ``declare_ragged``."""
+    """Returns the entries of a row that a user declared ragged; arguments as in ``declare_ragged``."""
     return {*_list_paths(ragged), *_find_nested_rows(spec, values)}
 
 

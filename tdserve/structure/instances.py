@@ -49,7 +49,7 @@ def allow_unknown_classes() -> Iterator[None]:
 
 def find_shown_class(name: str, path: Path, keys: AbstractSet[str]) -> Any:
     """Returns the class of instances to build; None within ``allow_unknown_classes`` if it is not known. Arguments and
-    errors as of ``find_tensorclass``."""
+    errors as in ``find_tensorclass``."""
     try:
         return find_tensorclass(name, path, keys)
     except NotSupportedError:

@@ -33,11 +33,11 @@ class LeafReader:
 
     Args:
         store: Name, for errors.
-        is_destination: As of ``capture``.
+        is_destination: As in ``capture``.
         packed: Paths where elements carry their own structure.
         checks: Whether values are checked for what cannot be sent.
         encodes: Whether checked values may be kept encoded.
-        is_exact, takes_structure: As of ``capture``.
+        is_exact, takes_structure: As in ``capture``.
 
     Attributes:
         tensors: Those found so far, by path.

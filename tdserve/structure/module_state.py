@@ -110,7 +110,7 @@ def _keeps_extra(kind: type[nn.Module]) -> bool:
 
 def _find(root: nn.Module, is_wanted: Callable[[type[nn.Module]], bool]) -> dict[Path, nn.Module]:
     """Returns the modules in a module, and itself, of classes for which a function returns True, by their paths."""
-    if not any(map(is_wanted, _list_classes(root))):  # as of nearly all models; paths of thousands take a millisecond
+    if not any(map(is_wanted, _list_classes(root))):  # as in nearly all models; paths of thousands take a millisecond
         return {}
     return {path: module for path, module in _iter_modules(root, ()) if is_wanted(type(module))}
 

@@ -91,7 +91,7 @@ class ValueLeaf(NamedTuple):
         batch_size: Starts with the batch size of its node.
         per_row: False: one value for all rows (NonTensorData). True: one value per row (NonTensorStack).
         ragged: Form of the elements; None for non-tensor data.
-        requires_grad: Of a nested tensor, as of ``TensorLeaf``.
+        requires_grad: Of a nested tensor, as in ``TensorLeaf``.
         is_unbatched: Whether the value is an ``UnbatchedTensor``, packed, which all rows share.
     """
 

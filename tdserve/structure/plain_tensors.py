@@ -74,7 +74,7 @@ def is_dense(item: torch.Tensor) -> bool:
 
 
 def check_memory(item: torch.Tensor, path: Path = (), *, store: str = "") -> torch.Tensor:
-    """Returns a tensor, of any kind; arguments as of ``to_plain``.
+    """Returns a tensor, of any kind; arguments as in ``to_plain``.
 
     Torch itself reads a freed storage without a check: a copy of the tensor before it is captured may crash.
 

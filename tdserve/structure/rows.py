@@ -46,7 +46,7 @@ class RowReader:
     Args:
         spec: Structure of one row.
         store: Name, for errors.
-        allow_pickle, ignores: As of ``capture``.
+        allow_pickle, ignores: As in ``capture``.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class SharedTable(ByAddress):
         name: Of the table.
         capacity: Its rows.
         choose_rule: Returns the sampler with which it is created, by the keys of its rows.
-        keeps_index: Whether rows keep an ``"index"`` of the user's, as of :func:`.table_rows.to_batch`.
+        keeps_index: Whether rows keep an ``"index"`` of the user's, as in :func:`.table_rows.to_batch`.
     """
 
     _of_process = ("_client", "_handle")

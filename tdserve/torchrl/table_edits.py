@@ -24,7 +24,7 @@ class TableEdits:
         """Writes a key of some rows.
 
         Args:
-            index: Row numbers, also negative ones, or a slice, as of ``storage[index]``; or a mask with one element per
+            index: Row numbers, also negative ones, or a slice, as in ``storage[index]``; or a mask with one element per
                 row of ``storage[:]``.
 
         Raises:

@@ -69,9 +69,9 @@ def pair_rows(cursor: Any, data: Any, *, num_rows: int, capacity: int, keeps_ind
     Args:
         cursor: Numbers of any shape, a slice, or a mask. A slice is one of the live rows if there are as many as rows
             of ``data``, else one of all numbers.
-        data: As of :func:`to_batch`; for one number one row.
+        data: As in :func:`to_batch`; for one number one row.
         num_rows, capacity: Of the table.
-        keeps_index: As of :func:`to_batch`.
+        keeps_index: As in :func:`to_batch`.
 
     Raises:
         InvalidRequestError: There are more or fewer rows than numbers, or they are no rows.

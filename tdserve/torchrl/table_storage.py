@@ -362,7 +362,7 @@ class TDServeStorage(Storage):
 
     @property
     def shape(self) -> torch.Size:
-        """The length, as of TorchRL's storages of tensors; while slices are drawn, how many numbers were divided."""
+        """The length, as in TorchRL's storages of tensors; while slices are drawn, how many numbers were divided."""
         division = self._held.__dict__.get("division")
         return torch.Size([len(self) if division is None else len(division.generations)])
 

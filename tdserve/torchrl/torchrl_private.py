@@ -32,7 +32,7 @@ def get_pending_parts(buffer: Any) -> tuple[Any, Any]:
 
 
 def set_pending_parts(buffer: Any, sampler: Any, writer: Any) -> None:
-    """Replaces the sampler and the writer that a buffer is going to use; names as of :func:`get_pending_parts`.
+    """Replaces the sampler and the writer that a buffer is going to use; names as in :func:`get_pending_parts`.
 
     ``_init_collate_fn``: for a storage of a class that TorchRL does not know the buffer refuses to choose a collate
     function. Rows of a table come as one batch, so nothing remains to be collated.

@@ -62,7 +62,7 @@ class TDServeTransport:
     """A client of this process, and the calls that a scheme makes with it; TorchRL's ``TransportBackend``.
 
     Args:
-        address, transport, token, timeout_s, tls: As of ``tdserve.connect``.
+        address, transport, token, timeout_s, tls: As in ``tdserve.connect``.
         name: Name of the weights.
         dtype: To which floating-point leaves are converted before they are sent.
     """
@@ -123,11 +123,11 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
     caller: a scheme does not keep it alive.
 
     Args:
-        address: Of the server; None: as of ``tdserve.connect``.
+        address: Of the server; None: as in ``tdserve.connect``.
         name: Name of the weights.
-        strategy: As of TorchRL: how weights are read from a module.
+        strategy: As in TorchRL: how weights are read from a module.
         sync: Whether ``send`` waits until the collector's workers have applied the version.
-        transport, token, timeout_s, tls: As of ``tdserve.connect``. The time is also that of every wait for workers.
+        transport, token, timeout_s, tls: As in ``tdserve.connect``. The time is also that of every wait for workers.
         dtype: To which floating-point weights are converted before they are sent, such as ``torch.bfloat16``; they are
             converted back when they are applied.
 
@@ -244,7 +244,7 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
         """Publishes weights, for all receivers; with ``sync`` waits until the collector's workers act with them.
 
         Args:
-            weights: As of TorchRL; None: those of the collector's policy.
+            weights: As in TorchRL; None: those of the collector's policy.
             worker_ids: The workers to wait for; None: all.
 
         Raises:

@@ -56,7 +56,7 @@ class SocketStream:
         self._is_closed = False
 
     def read_into(self, place: memoryview) -> None:
-        """As of ByteStream."""
+        """See ByteStream."""
         with _Use(self) as connection:
             at = 0
             while at < len(place):
@@ -66,7 +66,7 @@ class SocketStream:
                 at += num
 
     def write(self, pieces: Sequence[memoryview]) -> None:
-        """As of ByteStream."""
+        """See ByteStream."""
         with _Use(self) as connection:
             rest = [piece for piece in pieces if len(piece)]
             while rest:
@@ -77,7 +77,7 @@ class SocketStream:
                     rest[0] = rest[0][num:]
 
     def close(self) -> None:
-        """As of ByteStream."""
+        """See ByteStream."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
             if not was_closed:

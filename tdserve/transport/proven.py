@@ -154,7 +154,7 @@ class _NotingStore(Branch):
         self.other_addresses: list[bytes] = []
 
     def get_within(self, key: str, timeout_s: float) -> bytes:
-        """As of KVStore."""
+        """See KVStore."""
         found = super().get_within(key, timeout_s)
         if found != self.sent_address:
             self.num_addresses += 1
@@ -162,7 +162,7 @@ class _NotingStore(Branch):
         return found
 
     def set(self, key: str, value: bytes | str) -> None:
-        """As of KVStore."""
+        """See KVStore."""
         self.sent_address = value.encode() if isinstance(value, str) else bytes(value)
         super().set(key, value)
 

@@ -91,13 +91,13 @@ class Branch(KVStore):
 
     @property
     def is_closed(self) -> bool:
-        """As of KVStore."""
+        """See KVStore."""
         return self._is_closed or self._trunk.is_closed
 
     def set(self, key: str, value: bytes | str) -> None:
-        """As of KVStore."""
+        """See KVStore."""
         self._trunk.set(f"{self._name}/{key}", value)
 
     def get_within(self, key: str, timeout_s: float) -> bytes:
-        """As of KVStore."""
+        """See KVStore."""
         return self._trunk.get_within(f"{self._name}/{key}", timeout_s)

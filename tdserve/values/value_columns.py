@@ -77,7 +77,7 @@ class JoinedValues(Sequence[bytes]):
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, (list, JoinedValues)) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # as of a list
+    __hash__ = None  # type: ignore[assignment]  # as for a list
 
     @property
     def begins(self) -> Sizes:
@@ -159,7 +159,7 @@ def encode_column(per_row: bool, sizes: Sizes, parts: Sequence[Buffer]) -> list[
     """Returns a serialised column, in parts.
 
     Args:
-        per_row: As of ``ValueColumn``.
+        per_row: As in ``ValueColumn``.
         sizes: Length of each value; below 4 GiB.
         parts: The values, concatenated, cut anywhere.
     """

@@ -21,8 +21,8 @@ class ObservedWork:
 
         Args:
             call: Kind of the order, or of the request that the worker has answered by itself.
-            begun_s: When it began, as of ``time.perf_counter``.
-            code: As of ``CallTimes.count``.
+            begun_s: When it began, by ``time.perf_counter``.
+            code: As in ``CallTimes.count``.
         """
         seconds = time.perf_counter() - begun_s
         with self._lock:

@@ -58,7 +58,7 @@ class WorkerClaim:
         return write_layout(self.store.spec.with_rows(num_rows))
 
     def extend(self, extend: ClaimedRows, content: torch.Tensor) -> Rows | None:
-        """Writes rows; result and errors as of ``RowClaim.extend``.
+        """Writes rows; result and errors as in ``RowClaim.extend``.
 
         Args:
             content: The messages of the extend, one behind the other.

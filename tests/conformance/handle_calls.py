@@ -268,7 +268,7 @@ def assigned_by_tensordict() -> set[str]:
 
 def differs_by_design(write: str, key: Any, title: str) -> bool:
     """Whether a store does on purpose what tensordict does not: see ``NON_TENSOR_ROWS``; it broadcasts the numbers of
-    a dict into rows; and a field that gets None holds nothing, as of every instance."""
+    a dict into rows; and a field that gets None holds nothing, as in every instance."""
     if (write == "set_at_" and title == "dict of a number") or (key == ("b", "y") and title == "None"):
         return True
     return write in NON_TENSOR_ROWS and key == "t" and title not in ("str", "None")

@@ -18,7 +18,7 @@ from tests.processes import wait_for
 
 @pytest.mark.integration
 class KeyedLifeSuite(KeyedMappingSuite):
-    """All requirements of keyed stores; ``connect`` as of ``KeyedSuite``."""
+    """All requirements of keyed stores; ``connect`` as in ``KeyedSuite``."""
 
     # ------------------------------------------------------------ order, limits
 

@@ -46,7 +46,7 @@ class Kind(NamedTuple):
         make: Makes an example; equal ones at every call.
         expected: Returns what a read of a whole store returns that was made of an example.
         has_rows: Whether its first batch dimension has ``ROWS`` rows.
-        ragged: What is declared ragged, as of ``create_replay``.
+        ragged: What is declared ragged, as in ``create_replay``.
         local: Converts an example to one that tensordict can index, where it cannot index the example.
     """
 
@@ -78,7 +78,7 @@ def kind(
     local: Callable[[Any, Any], Any] | None = None,
     into: dict[str, Kind] = KINDS,
 ) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Puts a function that makes an example into a table; other arguments as of ``Kind``."""
+    """Puts a function that makes an example into a table; other arguments as in ``Kind``."""
 
     def enter(make: Callable[[], Any]) -> Callable[[], Any]:
         if name in into:

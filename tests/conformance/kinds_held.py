@@ -54,7 +54,7 @@ def consolidated() -> Any:
 
 @kind("in shared memory", expected=copied)
 def in_shared_memory() -> Any:
-    """In shared memory, as of child processes."""
+    """In shared memory, as for child processes."""
     return example().share_memory_()
 
 

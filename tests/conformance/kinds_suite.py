@@ -1,6 +1,6 @@
 """The exam of every kind of tensordict over a transport: what comes out equals what went in, or is refused by name.
 
-A class gives fixture ``connect`` and inherits the rest, as of ``service_suite``.
+A class gives fixture ``connect`` and inherits the rest, as in ``service_suite``.
 """
 
 from __future__ import annotations

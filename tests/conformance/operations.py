@@ -85,7 +85,7 @@ OPERATIONS: dict[str, Operation] = {}
 def operation(
     column: str, *, on_rows: bool = False, needs: str = ""
 ) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
-    """Puts a function into the table; arguments as of ``Operation``."""
+    """Puts a function into the table; arguments as in ``Operation``."""
 
     def enter(attempt: Callable[[Trial], None]) -> Callable[[Trial], None]:
         OPERATIONS[attempt.__name__] = Operation(attempt, column, on_rows, needs)

@@ -390,7 +390,7 @@ class ConsumersModel(QueueModel):
         return Settings(sampler=Fifo(), limiter=Queue(self.max_size), consumers=self.consumers)
 
     async def finish(self, client: SimulatedClient) -> None:
-        """As of a queue. A job that both have consumed is gone, and any other one is there."""
+        """As for a queue. A job that both have consumed is gone, and any other one is there."""
         await super().finish(client)
         asked = control_pb2.SampleRequest(store=self.name, num_rows=1, asks_counts=True)
         num_rows = (await self.insist(client, "count", sample=asked)).counts.rows

@@ -272,7 +272,7 @@ class WeightsTree:
 
 
 def fetch(client: Client, name: str, **options: Any) -> TensorDictBase:
-    """Returns the newest version of some weights; options as of ``Client.latest``.
+    """Returns the newest version of some weights; options as in ``Client.latest``.
 
     Raises:
         StoreNotFoundError: Nothing was published.

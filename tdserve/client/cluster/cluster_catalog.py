@@ -125,13 +125,13 @@ class ClusterCatalog:
         return LocatedStore(whole, record.servers, degraded)
 
     def describe(self, name: str) -> StoreDescription:
-        """Describes a store; errors as of ``locate``."""
+        """Describes a store; errors as in ``locate``."""
         return self.locate(name).description
 
     def keys(
         self, name: str, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False
     ) -> list[str | Path]:
-        """Lists the keys of a store as ``CatalogClient.keys`` does; errors as of ``locate``."""
+        """Lists the keys of a store as ``CatalogClient.keys`` does; errors as in ``locate``."""
         located = self.locate(name)
         shard = next(shard for shard in range(len(located.servers)) if shard not in located.degraded)
         part = name if len(located.servers) == 1 else name_part(name, shard)

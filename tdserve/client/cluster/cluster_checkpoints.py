@@ -94,7 +94,7 @@ def _checkpoint_each(members: Members, place: Place, deadline: Deadline, on_prog
 
 
 def _ask_each(members: Members, calls: Mapping[int, Callable[[], _Result]], deadline: Deadline) -> list[_Result]:
-    """Returns the answers of all servers. Errors as of ``make_unanswered_error`` if one does not answer."""
+    """Returns the answers of all servers. Errors as in ``make_unanswered_error`` if one does not answer."""
     found, lost = members.ask_all(calls, reach_s=math.inf, deadline=deadline)
     if lost:
         raise make_unanswered_error(lost, f"servers {sorted(lost)}", members.membership.text, deadline)
@@ -141,7 +141,7 @@ def _restore_chosen(
             restored[server] = restore(members.get(server), each.archive, each.checkpoint, names=each.names)
         with within(deadline):
             record_forwards(members, restored)
-    except BaseException:  # as of one server: nothing stays
+    except BaseException:  # as with one server: nothing stays
         for server, made in restored.items():
             take_back(members.get(server), made)
         raise

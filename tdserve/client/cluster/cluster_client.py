@@ -79,7 +79,7 @@ class ClusterClient(ClusterMoves):
         return self.cluster.is_closed
 
     def later(self, work: Callable[[], _Result], deadline: Deadline = Deadline.never) -> AwaitableFuture[_Result]:
-        """Runs work in one of the client's own threads, as of ``BackgroundCalls.run``."""
+        """Runs work in one of the client's own threads, as in ``BackgroundCalls.run``."""
         return self.cluster.later(work, deadline)
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ class ClusterClient(ClusterMoves):
         on_shard_loss: OnShardLoss = "redirect",
         **options: Any,
     ) -> Any:
-        """Creates a replay store; other arguments, results and errors as of ``Client.create_replay``.
+        """Creates a replay store; other arguments, results and errors as in ``Client.create_replay``.
 
         Args:
             capacity: Rows of all shards together.
@@ -233,7 +233,7 @@ class ClusterClient(ClusterMoves):
         on_shard_loss: OnShardLoss = "redirect",
         **options: Any,
     ) -> Any:
-        """Creates a queue; other arguments, results and errors as of ``Client.create_queue``, and of ``create_replay``
+        """Creates a queue; other arguments, results and errors as in ``Client.create_queue``, and in ``create_replay``
         for what concerns shards.
 
         The order of a shared queue is that of each shard. Readers take from the shards in proportion to the rows that
@@ -283,9 +283,9 @@ class ClusterClient(ClusterMoves):
         shards: Shards = 1,
         existsok: bool = False,
     ) -> Any:
-        """Creates a keyed store; arguments, results and errors as of ``Client.create_kv``.
+        """Creates a keyed store; arguments, results and errors as in ``Client.create_kv``.
 
-        With ``shards=``, as of ``create_replay``, several servers share it: each key is on the server that its hash
+        With ``shards=``, as in ``create_replay``, several servers share it: each key is on the server that its hash
         chooses, and ``max_bytes`` is divided. A call with keys of several servers is atomic on each of them.
         """
         may_exist = exists_ok or existsok
@@ -303,7 +303,7 @@ class ClusterClient(ClusterMoves):
     # ------------------------------------------------------------ datasets
 
     def memmap(self, td: Any, name: str, *args: Any, shards: Shards = 1, **options: Any) -> Any:
-        """Creates a store from a tensordict; arguments, results and errors as of ``Client.memmap``.
+        """Creates a store from a tensordict; arguments, results and errors as in ``Client.memmap``.
 
         Args:
             shards: Servers that share it, each with a block of the rows: a number, or ``"all"``.
@@ -330,7 +330,7 @@ class ClusterClient(ClusterMoves):
         shards: Shards = 1,
         **options: Any,
     ) -> Any:
-        """Creates a store of zeros; arguments, results and errors as of ``Client.memmap_like``.
+        """Creates a store of zeros; arguments, results and errors as in ``Client.memmap_like``.
 
         Args:
             shards: Servers that share it, each with a block of the rows: a number, or ``"all"``.
@@ -379,7 +379,7 @@ class ClusterClient(ClusterMoves):
     group = at_home(Client.group)
 
     def publish(self, name: str, td: Any, **options: Any) -> Any:
-        """Publishes the next version of some weights; arguments, results and errors as of ``Client.publish``.
+        """Publishes the next version of some weights; arguments, results and errors as in ``Client.publish``.
 
         Tables on other servers that follow these weights count its number from this client's next call on, and from
         those of other clients a few milliseconds later.
@@ -407,7 +407,7 @@ class ClusterClient(ClusterMoves):
     def stats(self) -> dict[str, Any]:
         """Returns figures of the servers that answer, as plain values.
 
-        ``servers`` has those of each, as of ``Client.stats``, by number, and ``lost`` the numbers of the others.
+        ``servers`` has those of each, as in ``Client.stats``, by number, and ``lost`` the numbers of the others.
         ``transports``, ``sessions`` and ``workers`` are those of all servers; ``transport`` is this client's, if it is
         the same at all servers that it has used.
         """

@@ -136,7 +136,7 @@ class ClusterMoves:
 
         Each has its server's stores at one moment; the moments of two servers may differ by a second or so. If a store
         has moved from one server to another between their moments, and none has it, all of them are written again.
-        Arguments and errors as of ``Client.checkpoint``. Threads: safe.
+        Arguments and errors as in ``Client.checkpoint``. Threads: safe.
 
         Raises:
             ConnectError: A server does not answer.
@@ -160,7 +160,7 @@ class ClusterMoves:
         """Brings stores of a checkpoint of as many servers, or fewer, back, each to the server of its number.
 
         Args:
-            place: As of ``checkpoint``.
+            place: As in ``checkpoint``.
             checkpoint: Id of one of its servers' checkpoints, with which those of the others are found that were
                 written at the same time; None: the newest of all servers. Where each server writes its own, by
                 schedule, None is the newest of each.
@@ -175,7 +175,7 @@ class ClusterMoves:
         Raises:
             InvalidRequestError: The place has checkpoints of more servers, or no such checkpoint, or one was removed
                 while it was read. Nothing was restored.
-            TDServeError: As of ``Client.restore``; a name is looked for at all servers before anything is restored.
+            TDServeError: As in ``Client.restore``; a name is looked for at all servers before anything is restored.
         """
         deadline = Deadline.after(timeout_s)
         return restore_cluster(

@@ -55,7 +55,7 @@ class ClusterServers:
         directory: Where each store is.
         policies: What is known of weights that tables follow.
         numpy: Whether what is read is handed over as NumPy arrays.
-        allow_pickle: As of ``connect``.
+        allow_pickle: As in ``connect``.
     """
 
     def __init__(self, membership: Membership, recipe: ClusterRecipe) -> None:
@@ -117,7 +117,7 @@ class ClusterServers:
         return begin_call(timeout_s, self.timeout_s)
 
     def later(self, work: Callable[[], _Result], deadline: Deadline = Deadline.never) -> AwaitableFuture[_Result]:
-        """Runs work in a thread of its own, as of ``BackgroundCalls.run``."""
+        """Runs work in a thread of its own, as in ``BackgroundCalls.run``."""
         return self._background.run(work, deadline=deadline)
 
     def close(self) -> None:

@@ -129,7 +129,7 @@ class Directory:
         """Returns the place of a store that a server has refused with this error.
 
         The server that the error names is waited for: others may not know of the move, and it may have the store
-        without showing it yet. Further arguments and errors as of ``find``.
+        without showing it yet. Further arguments and errors as in ``find``.
         """
         self.forget(moved.name)
         deadline = deadline or self._begin_wait()
@@ -144,7 +144,7 @@ class Directory:
         return self.find(moved.name, deadline)
 
     def find_now(self, name: str, deadline: Deadline | None = None) -> Place:
-        """Returns the place of a store, as of ``find``, by what servers say now: it may have been deleted, and made
+        """Returns the place of a store, as in ``find``, by what servers say now: it may have been deleted, and made
         anew elsewhere or for other servers, since this client last heard of it."""
         with self._lock:
             self._places.pop(name, None)
@@ -152,7 +152,7 @@ class Directory:
 
     def find_for_creation(self, name: str, deadline: Deadline | None = None) -> Place:
         """Returns the place of a store that a call may create. The owner of the name decides about that itself; any
-        other place holds only as long as the owner says so. Arguments and errors as of ``find``."""
+        other place holds only as long as the owner says so. Arguments and errors as in ``find``."""
         known = self._places.get(name)
         if known is not None and known == Place(self.get_owner(name)):
             return known
@@ -172,7 +172,7 @@ class Directory:
             is_awaited: Whether to wait for one that does not exist yet.
 
         Raises:
-            StoreNotFoundError, StoreNotCreatedError: As of ``Client.describe``.
+            StoreNotFoundError, StoreNotCreatedError: As in ``Client.describe``.
         """
 
         def describe(client: Client) -> StoreDescription:

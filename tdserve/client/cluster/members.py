@@ -189,17 +189,17 @@ class Members:
             time.sleep(PROBE_INTERVAL_S)
 
     def raise_if_lost(self, server: int, role: str) -> None:
-        """Raises ConnectError if a server did not answer when it was last asked; arguments as of ``check_answers``."""
+        """Raises ConnectError if a server did not answer when it was last asked; arguments as in ``check_answers``."""
         if server in self._lost:
             raise self.explain_not_asked(server, role)
 
     def explain_not_asked(self, server: int, role: str) -> ConnectError:
-        """Returns the error of a lost server that was not asked once more; arguments as of ``check_answers``."""
+        """Returns the error of a lost server that was not asked once more; arguments as in ``check_answers``."""
         why = PeerLostError(peer=f"server {server}", reason="it did not when it was last asked")
         return self.explain_lost(server, role, why)
 
     def explain_lost(self, server: int, role: str, why: ConnectError | PeerLostError) -> ConnectError:
-        """Returns the error of a server that does not answer, which names it; other arguments as of
+        """Returns the error of a server that does not answer, which names it; other arguments as in
         ``check_answers``."""
         reason = f"server {server}, {role}, does not answer: {why.reason}"
         return ConnectError(address=self.describe_address(server), reason=reason)
@@ -291,7 +291,7 @@ class Members:
     def ask_clients(
         self, servers: Iterable[int], call: Callable[[Client], _Result]
     ) -> tuple[dict[int, _Result], dict[int, TransportError]]:
-        """Calls the clients of some servers at the same time; results and errors as of ``ask_all``."""
+        """Calls the clients of some servers at the same time; results and errors as in ``ask_all``."""
         return self.ask_all({server: partial(self._call_client, server, call) for server in servers})
 
     def _call_client(self, server: int, call: Callable[[Client], _Result]) -> _Result:

@@ -52,7 +52,7 @@ def create_parts(
     Raises:
         StoreExistsError: There is such a store, and ``exists_ok`` was not given, or it has more or fewer shards.
         TransportError: The owner of the name, or the server of a shard of a new store, does not answer.
-        TDServeError: As of ``record_placement`` and ``create_part``. Nothing was created, unless a server was lost
+        TDServeError: As in ``record_placement`` and ``create_part``. Nothing was created, unless a server was lost
             meanwhile or ``exists_ok`` was given; then the store lacks a part until it is created again with
             ``exists_ok``, or deleted. Of a store that exists some servers may be lost, as in any later call.
     """

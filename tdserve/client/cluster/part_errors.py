@@ -68,7 +68,7 @@ def note_elsewhere(failure: TDServeError, done: str, shards: Iterable[int] = ())
 
 def merge_failures(failures: Mapping[int, TDServeError], name: str, address: str, deadline: Deadline) -> TDServeError:
     """Returns the error of a call that several shards of a store have failed: the first refusal, with the shards that
-    did not answer beside it; if none has refused, as of ``make_unanswered_error``.
+    did not answer beside it; if none has refused, as from ``make_unanswered_error``.
 
     Args:
         failures: By shard; at least one.

@@ -104,7 +104,7 @@ class _PolicyFeed:
         self._thread: Thread | None = None
 
     def find_news(self, at_least: int) -> control_pb2.PolicyNews | None:
-        """Returns what is known; as of :meth:`PolicyFeeds.find_news`."""
+        """Returns what is known; see :meth:`PolicyFeeds.find_news`."""
         if not self.is_current or (self._news is not None and self._news.newest < at_least):
             self.is_current = True  # first: a change may come in the meantime
             self._ask()

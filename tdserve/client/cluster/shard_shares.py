@@ -74,7 +74,7 @@ class ShardShares:
 
         Raises:
             ConnectError: A shard that has rows of this step does not answer.
-            DeadlineExceededError, StepForgottenError: As of ``ReplayHandle.sample``.
+            DeadlineExceededError, StepForgottenError: As in ``ReplayHandle.sample``.
         """
         with within(deadline):
             counts, scales = self._agree(make_query, share, num_rows, deadline)

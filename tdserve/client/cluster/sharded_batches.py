@@ -106,7 +106,7 @@ class ShardedTaken:
             self._held = [each for number, each in enumerate(held) if number not in done]
 
     def renew(self, lease_s: float | None = None, *, timeout_s: float | None = None) -> None:
-        """Renews the lease of the rows of each shard, at the same time; arguments as of ``tdserve.Taken``.
+        """Renews the lease of the rows of each shard, at the same time; arguments as in ``tdserve.Taken``.
 
         Raises:
             WrongStateError: This client does not hold those of one any more. The others were renewed.

@@ -60,7 +60,7 @@ def _compute_bounds(placement: PlacementRecord) -> NDArray[np.int64]:
 
 @leave_modes_in_calls
 class ShardedDataset(ShardedStore):
-    """A tensordict whose rows several servers share; calls for rows and leaves as of :class:`tdserve.StoreHandle`.
+    """A tensordict whose rows several servers share; calls for rows and leaves as in :class:`tdserve.StoreHandle`.
 
     Each part has consecutive rows, as many as every other or one more. A call reads or writes the rows of one part as
     of one moment, and those of several at the same time. While a server does not answer, calls that need its rows raise
@@ -111,7 +111,7 @@ class ShardedDataset(ShardedStore):
         return self.placement.capacity
 
     def keys(self, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False) -> list[str | Path]:
-        """Lists the keys; arguments as of ``TensorDict.keys``."""
+        """Lists the keys; arguments as in ``TensorDict.keys``."""
         return self.list_part_keys(self.make_deadline(None), include_nested, leaves_only, sort=sort)
 
     def __contains__(self, key: object) -> bool:
@@ -154,7 +154,7 @@ class ShardedDataset(ShardedStore):
         return path
 
     def to_tensordict(self, *, pad: Pad = None, timeout_s: float | None = None) -> Any:
-        """Reads all rows; ``pad`` as of ``StoreHandle.to_tensordict``."""
+        """Reads all rows; ``pad`` as in ``StoreHandle.to_tensordict``."""
         found = self._gather(slice(None), lambda part, _: part.to_tensordict(), self.make_deadline(timeout_s))
         return pad_built(found, pad, self.spec)
 
@@ -175,7 +175,7 @@ class ShardedDataset(ShardedStore):
         numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> EpochBatches:
-        """Returns an iterator over a reader's part of an epoch; arguments and errors as of ``StoreHandle.batches``."""
+        """Returns an iterator over a reader's part of an epoch; arguments and errors as in ``StoreHandle.batches``."""
         self.make_deadline(timeout_s)  # refuses a timeout that is none
         client = self._cluster.members.get(self.placement.servers[0])
         wants_arrays = client.wants_arrays(numpy, device)

@@ -76,7 +76,7 @@ class _Wait(NamedTuple):
 
 @leave_modes_in_calls
 class ShardedKeyedHandle(EntryMapping, ShardedStore):
-    """A keyed store that several servers share; calls as of :class:`tdserve.KeyedHandle`.
+    """A keyed store that several servers share; calls as in :class:`tdserve.KeyedHandle`.
 
     A call reads or changes the keys of one server as of one moment, and those of several servers one server after the
     other, or at the same time. Each server counts versions: those of an entry grow, and entries of several servers may
@@ -165,7 +165,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
-        """Puts entries; arguments, results and errors as of ``KeyedHandle.put``, atomic for the keys of each server.
+        """Puts entries; arguments, results and errors as in ``KeyedHandle.put``, atomic for the keys of each server.
 
         With ``return_early=True`` values of several keys are read later, and must not change before the future is done.
         """
@@ -255,7 +255,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
             raise
 
     def _wait_present(self, keys: Sequence[str], timeout_s: float | None) -> None:
-        """Waits until all entries are there; errors as of ``get``."""
+        """Waits until all entries are there; errors as in ``get``."""
         if timeout_s != 0:
             self.get(keys, timeout_s=timeout_s)
             return
@@ -276,7 +276,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         numpy: bool | None = None,
         out: Any = None,
     ) -> Any:
-        """Returns entries; arguments, results and errors as of ``KeyedHandle.get``."""
+        """Returns entries; arguments, results and errors as in ``KeyedHandle.get``."""
         if out is not None:
             check_out(out, keys, default, self.settings, store=self.name)
             return fill_out(out, self.get(keys, select, timeout_s, numpy=False), store=self.name)

@@ -27,7 +27,7 @@ class ShardedLeasingTable(ShardedTable):
     def _take(
         self, num_rows: int, conditions: Conditions, timeout_s: float | None, *, pad: Pad, numpy: bool | None
     ) -> ShardedTaken:
-        """Takes rows; arguments, which were checked, and errors as of ``take``."""
+        """Takes rows; arguments, which were checked, and errors as in ``take``."""
         drawn = self._draws.draw(
             lambda part: part.make_query(conditions, is_lease=True, pad=pad, numpy=numpy),
             num_rows,

@@ -14,7 +14,7 @@ from tdserve.client.tables.taking import to_numbers
 
 @leave_modes_in_calls
 class ShardedQueueHandle(ShardedLeasingTable):
-    """A queue that several servers share; calls as of :class:`tdserve.QueueHandle`.
+    """A queue that several servers share; calls as in :class:`tdserve.QueueHandle`.
 
     Each shard is in order. A row is overtaken by at most the rows that waited in the other shards when it was written,
     on average: a reader divides each batch among the shards at random, in proportion to the rows that wait there.
@@ -32,7 +32,7 @@ class ShardedQueueHandle(ShardedLeasingTable):
         numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Takes rows; arguments, results and errors as of ``QueueHandle.take``."""
+        """Takes rows; arguments, results and errors as in ``QueueHandle.take``."""
         num_rows = check_num_rows(num_rows, None)
         conditions = Conditions(max_lag=max_lag).for_take(num_rows, min_rows, lease_s)
         taken = self._take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
@@ -41,7 +41,7 @@ class ShardedQueueHandle(ShardedLeasingTable):
     def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:
         """Acknowledges rows that were taken with ``ack=False``; those of each shard together.
 
-        Arguments and errors as of ``QueueHandle.ack``.
+        Arguments and errors as in ``QueueHandle.ack``.
         """
         to_numbers(rows, table=self.name)
         self.change_rows(
@@ -73,7 +73,7 @@ class ShardedQueueHandle(ShardedLeasingTable):
         numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> TakenBatches:
-        """Returns an iterator that takes rows until all shards are closed and drained; arguments and errors as of
+        """Returns an iterator that takes rows until all shards are closed and drained; arguments and errors as in
         ``QueueHandle.batches``."""
         num_rows = check_num_rows(num_rows, device)
         conditions = Conditions(max_lag=max_lag).for_take(num_rows, min_rows, lease_s)

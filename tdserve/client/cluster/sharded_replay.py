@@ -39,7 +39,7 @@ from tdserve.rules.placement import PlacementRecord
 
 @leave_modes_in_calls
 class ShardedReplayHandle(ShardedLeasingTable):
-    """A replay store that several servers share; calls as of :class:`tdserve.ReplayHandle`.
+    """A replay store that several servers share; calls as in :class:`tdserve.ReplayHandle`.
 
     A sample is divided among the shards by what may be drawn from each: rows, groups, or the sum of their weights. It
     has the distribution of one table. A shard that does not answer is left out: ``is_degraded`` and ``info()`` say so.
@@ -71,7 +71,7 @@ class ShardedReplayHandle(ShardedLeasingTable):
         numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Draws rows with the table's sampler; arguments, results and errors as of ``ReplayHandle.sample``.
+        """Draws rows with the table's sampler; arguments, results and errors as in ``ReplayHandle.sample``.
 
         With ``rank`` the shards divide the step once, for all ranks: each rank gets as many rows of a shard as the
         others. The first shard keeps how, so a new step needs its server.
@@ -177,7 +177,7 @@ class ShardedReplayHandle(ShardedLeasingTable):
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
         """Acknowledges rows that a consumer took with ``ack=False``; those of each shard together.
 
-        Arguments and errors as of ``ReplayHandle.ack``.
+        Arguments and errors as in ``ReplayHandle.ack``.
         """
         to_numbers(rows, table=self.name)
 
@@ -204,7 +204,7 @@ class ShardedReplayHandle(ShardedLeasingTable):
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
-        """Changes the priorities of rows; arguments, results and errors as of ``ReplayHandle.update_priority``.
+        """Changes the priorities of rows; arguments, results and errors as in ``ReplayHandle.update_priority``.
 
         With ``return_early=True`` the arguments must not change before the future is done.
         """
@@ -258,7 +258,7 @@ class ShardedReplayHandle(ShardedLeasingTable):
         numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> ShardedBatches | TakenBatches:
-        """Returns an iterator over samples, which draws some of them while the caller works; arguments and errors as of
+        """Returns an iterator over samples, which draws some of them while the caller works; arguments and errors as in
         ``ReplayHandle.batches``. A batch that became too old for ``max_lag`` while it waited is returned."""
         num_rows = check_num_rows(num_rows, device)
         wait_s, deadline = self._get_timeout_s(timeout_s), self.make_deadline(timeout_s)

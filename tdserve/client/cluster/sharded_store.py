@@ -185,12 +185,12 @@ class ShardedStore(SharedParts):
         raise note_elsewhere(failure, done, sorted(found))
 
     def ask_part(self, shard: int, call: Callable[[Any], _Result], deadline: Deadline | None = None) -> _Result:
-        """Calls a part; its errors name the store. Other errors as of ``get_part``. While nobody listens at its server,
+        """Calls a part; its errors name the store. Other errors as in ``get_part``. While nobody listens at its server,
         and nothing was sent, it is looked for again: it may have moved before.
 
         Args:
             call: Gets the handle; what it is not given a timeout for ends by the deadline.
-            deadline: As of ``ask_each``.
+            deadline: As in ``ask_each``.
         """
         deadline, keeps_on = deadline or self.make_deadline(None), is_patient()
         with convert_part_errors(self.name, self.get_first_row), within(deadline):
@@ -226,7 +226,7 @@ class ShardedStore(SharedParts):
     def list_part_keys(
         self, deadline: Deadline, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False
     ) -> list[str | Path]:
-        """Lists the keys that each part has; other arguments as of ``TensorDict.keys``."""
+        """Lists the keys that each part has; other arguments as in ``TensorDict.keys``."""
         return self.ask_any(
             lambda client, part: client.keys(part, include_nested, leaves_only, sort=sort), deadline=deadline
         )
@@ -323,7 +323,7 @@ class ShardedStore(SharedParts):
         return found
 
     def info(self) -> dict[str, Any]:
-        """Returns figures of the store, as of a store of one server; ``"shards"`` lists those of the parts, None for
+        """Returns figures of the store, as for a store of one server; ``"shards"`` lists those of the parts, None for
         one that does not answer, and ``"degraded"`` the numbers of these: sums such as ``"inserts"`` are without them.
         """
         with within(self.make_deadline(None)):

@@ -92,7 +92,7 @@ class ShardedTable(ShardedRows):
         return TableCounts(sum(each.rows for each in known), sum(each.inserts for each in known))
 
     def info(self) -> dict[str, Any]:
-        """Returns figures of the table, as of ``ShardedStore.info``, with ``shard_by``, () without, and
+        """Returns figures of the table, as in ``ShardedStore.info``, with ``shard_by``, () without, and
         ``on_shard_loss``."""
         placement = self.placement
         return {**super().info(), "shard_by": placement.shard_by, "on_shard_loss": placement.on_shard_loss}
@@ -112,7 +112,7 @@ class ShardedTable(ShardedRows):
         timeout_s: float | None = None,
         return_early: bool = False,
     ) -> Any:
-        """Writes rows; arguments, results and errors as of ``TableHandle.extend``.
+        """Writes rows; arguments, results and errors as in ``TableHandle.extend``.
 
         Without ``shard_by`` all rows of a writer go to one shard, and become visible together: which one depends on
         ``writer`` and, if that is 0, on the handle. With it the rows of each shard become visible together.
@@ -187,7 +187,7 @@ class ShardedTable(ShardedRows):
         return self._write(shard, deadline, lambda part: part.extend_captured(captured, annotations))
 
     def writer(self, batch: int = 64, **options: Any) -> ReplayWriter | ShardedWriter:
-        """Returns a writer of single rows, which all go to one shard, or each to that of its key; arguments as of
+        """Returns a writer of single rows, which all go to one shard, or each to that of its key; arguments as in
         ``ReplayWriter``."""
         timeout_s = options.get("timeout_s")
         if not self.placement.shard_by:
@@ -282,7 +282,7 @@ class ShardedTable(ShardedRows):
     def set_at_(
         self, key: Any, value: Any, index: Any, *, timeout_s: float | None = None, return_early: bool = False
     ) -> Any:
-        """Writes a leaf or nested part of live rows; arguments and errors as of ``TableHandle.set_at_``."""
+        """Writes a leaf or nested part of live rows; arguments and errors as in ``TableHandle.set_at_``."""
         path, num_rows = check_path(key), len(to_row_numbers(index, table=self.name))
         deadline = self.make_deadline(timeout_s)
         self.check_key(path, deadline)
@@ -314,7 +314,7 @@ class ShardedTable(ShardedRows):
         is_unchanged: bool = False,
         timeout_s: float | None = None,
     ) -> Any:
-        """Writes leaves of rows that are still the same; arguments, result and errors as of
+        """Writes leaves of rows that are still the same; arguments, result and errors as in
         ``TableHandle.update_if_present``. Those of each shard are written together."""
         num_rows, generations = len(to_row_numbers(index)), to_whole_generations(index, generation)
         check_values(values, num_rows, self.spec, store=self.name)
@@ -356,7 +356,7 @@ class ShardedTable(ShardedRows):
         self._ask_every(lambda _, part: part.close(), self.make_deadline(timeout_s))
 
     def add_leaves(self, like: Any, *, timeout_s: float | None = None) -> None:
-        """Adds leaves to the rows of all shards; arguments and errors as of ``TableHandle.add_leaves``.
+        """Adds leaves to the rows of all shards; arguments and errors as in ``TableHandle.add_leaves``.
 
         What is read of several shards at once has the leaves that all of these have: readers see the new ones when the
         last of the shards has them.

@@ -48,7 +48,7 @@ class ShardedWriter:
 
     @property
     def policy_version(self) -> int | None:
-        """As of :class:`ReplayWriter`."""
+        """See :class:`ReplayWriter`."""
         return self._policy_version
 
     @policy_version.setter
@@ -78,7 +78,7 @@ class ShardedWriter:
         return sum(writer.num_buffered for writer in self._list_writers())
 
     def append(self, td: Any, priority: Any = None) -> None:
-        """Appends one row; arguments and errors as of ``ReplayWriter.append``.
+        """Appends one row; arguments and errors as in ``ReplayWriter.append``.
 
         Raises:
             InvalidRequestError: The row lacks the key that chooses its shard. It was not accepted.
@@ -92,7 +92,7 @@ class ShardedWriter:
         self._last.end_trajectory()
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Sends the appended rows, and waits until they are stored; errors as of ``ReplayWriter.flush``."""
+        """Sends the appended rows, and waits until they are stored; errors as in ``ReplayWriter.flush``."""
         self._end_all(timeout_s, lambda writer, wait_s: writer.flush(wait_s))
 
     def close(self, timeout_s: float | None = None) -> None:

@@ -64,7 +64,7 @@ class Content:
         """Builds the tensordict (or tensorclass instance).
 
         Its leaves are views of one buffer; they are moved if a device is named. If the store is blank and no device is
-        named, they are meta tensors. ``pad`` as of ``pad_ragged``.
+        named, they are meta tensors. ``pad`` as in ``pad_ragged``.
         """
         if device is None and self.is_blank:
             device = META

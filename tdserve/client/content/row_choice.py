@@ -42,7 +42,7 @@ def choose_rows(values: Any, where: Where) -> Any:
 
 
 def count_rows(values: Any) -> int | None:
-    """Returns the size of the first dimension of values, as of ``choose_rows``; None if they have none, or leaves of a
+    """Returns the size of the first dimension of values, as in ``choose_rows``; None if they have none, or leaves of a
     dict differ in it."""
     if isinstance(values, dict):
         counts = {count_rows(value) for value in values.values()}

@@ -59,7 +59,7 @@ class EpochPlan:
 def plan_epoch(
     total_rows: int, num_rows: int, *, sampler: Any, epoch: int, rank: int, world_size: int, drop_last: bool
 ) -> EpochPlan:
-    """Returns the batches of one reader; arguments and errors as of ``StoreHandle.batches``.
+    """Returns the batches of one reader; arguments and errors as in ``StoreHandle.batches``.
 
     Args:
         total_rows: Rows of the dataset.

@@ -108,7 +108,7 @@ class TakenPart:
     Args:
         out: A tensordict to fill in place; None: a new one is built.
         name: Name of the group, for errors.
-        allow_pickle: As of the client.
+        allow_pickle: As for the client.
 
     Attributes:
         fingerprint: Fingerprint of the structure that it accepts; b"": any.

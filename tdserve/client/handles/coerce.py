@@ -114,7 +114,7 @@ def coerce_value(
         store: Name of the store, for errors.
         manner: What is broadcast.
         is_whole: Whether every leaf below ``at`` must be given.
-        allow_pickle: As of ``capture``.
+        allow_pickle: As in ``capture``.
         is_exact: Whether rows that carry their own structure keep what is not content, too.
 
     Raises:

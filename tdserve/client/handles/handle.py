@@ -300,7 +300,7 @@ class StoreHandle(AlterableHandle):
     ) -> StoreHandle:
         """Writes rows of all leaves that ``values`` has, in one write, as ``store[index] = values`` does.
 
-        Arguments as of ``update_``.
+        Arguments as in ``update_``.
         """
         deadline = self._store.make_deadline(timeout_s)
         return self._update_at(keep_keys(values, keys_to_update, deadline), index, deadline)
@@ -368,7 +368,7 @@ class StoreHandle(AlterableHandle):
 
         Args:
             fn: With a function this is ``TensorDict.map`` of a local copy instead, with its further arguments.
-            dim, num_workers: As of ``TensorDict.map``.
+            dim, num_workers: As in ``TensorDict.map``.
             writable: False: writes into the tensors stay in this process. True: they reach the store at once; the
                 server does not notice, the store's version stays, and other readers are not warned.
 

@@ -115,7 +115,7 @@ def show_stored(td: Any, store: LiveStore, *, mapped: Any = None, is_live: bool)
     Args:
         td: Changed in place.
         store: The store.
-        mapped: Its memory, as of ``StoreHandle.map``; None leaves the tensors.
+        mapped: Its memory, as in ``StoreHandle.map``; None leaves the tensors.
         is_live: Whether its non-tensor leaves are to be live.
 
     Returns:

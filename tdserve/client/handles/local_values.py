@@ -26,7 +26,7 @@ def read_remote(value: Any, deadline: Deadline | None = None) -> Any:
 
 
 def to_local(value: Any, deadline: Deadline | None = None) -> Any:
-    """Replaces handles and views among arguments by local tensordicts; arguments as of ``read_remote``."""
+    """Replaces handles and views among arguments by local tensordicts; arguments as in ``read_remote``."""
     if type(value) in (list, tuple):
         return type(value)(to_local(item, deadline) for item in value)
     if type(value) is dict:

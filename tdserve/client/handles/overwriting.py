@@ -44,10 +44,10 @@ def overwrite(
         value: The new content. A FittedValue is written as it is.
         manner: What is broadcast.
         is_exact: As for ``coerce_value``.
-        expected: As of ``write_selection``.
+        expected: As in ``write_selection``.
         shared: Reads what all rows share at a key. It is called when only some rows are written; None: nothing is
             shared.
-        kind: As of ``write_selection``.
+        kind: As in ``write_selection``.
         at: Key of a leaf or nested part; ``()``: all leaves that ``value`` has.
 
     Raises:

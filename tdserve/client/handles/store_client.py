@@ -184,7 +184,7 @@ class StoreClient(ByAddress):
         is_locked: bool | None = None,
         deadline: Deadline,
     ) -> None:
-        """Changes keys, or the lock, in one step; arguments and errors as of ``schema_changes.alter``.
+        """Changes keys, or the lock, in one step; arguments and errors as in ``schema_changes.alter``.
 
         Then it asks for the structure. If there is no answer in time, or an error, the change was made all the same,
         and no error is raised: the structure that is known here counts as out of date, and the next call that depends
@@ -230,7 +230,7 @@ class StoreClient(ByAddress):
         Args:
             index: As in ``tensordict[index]``. It means rows of the store that is read, also if that is another one
                 than this client has seen last.
-            numbered_in: As of ``write_rows``.
+            numbered_in: As in ``write_rows``.
         """
 
         def read() -> Any:
@@ -276,7 +276,7 @@ class StoreClient(ByAddress):
         return self.read(index, (path,), pad=pad, deadline=deadline)
 
     def hand_over(self, found: Any, numpy: bool | None = None, device: Any = None) -> Any:
-        """Returns what was read in the form that the caller wants; arguments as of ``wants_arrays`` of the client."""
+        """Returns what was read in the form that the caller wants; arguments as in ``wants_arrays`` of the client."""
         return self._client.hand_over(found, numpy, device)
 
     def read_into_shared_memory(self) -> None:

@@ -102,7 +102,7 @@ class StoreView(TensorDictCalls):
         return unwrap_leaf(entry) if isinstance(self.spec.find(path), ValueLeaf) else entry
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Reads a whole batch in one call, as a ``DataLoader`` does; as of a store."""
+        """Reads a whole batch in one call, as a ``DataLoader`` does; as for a store."""
         self._store.read_into_shared_memory()
         return self._read_item(list(indices))
 
@@ -129,7 +129,7 @@ class StoreView(TensorDictCalls):
         return pad_built(self._fetch((), rows, deadline), pad, self.spec)
 
     def get(self, key: str | Path, default: Any = None, *, pad: Pad = None, timeout_s: float | None = None) -> Any:
-        """Reads a whole leaf or nested part; returns the default if there is none. ``pad`` as of a store."""
+        """Reads a whole leaf or nested part; returns the default if there is none. ``pad`` as for a store."""
         return self.get_at(key, ..., default, pad=pad, timeout_s=timeout_s)
 
     def get_at(
@@ -141,7 +141,7 @@ class StoreView(TensorDictCalls):
         pad: Pad = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Reads rows of a leaf or nested part; ``pad`` as of a store."""
+        """Reads rows of a leaf or nested part; ``pad`` as for a store."""
         deadline = self._store.make_deadline(timeout_s)
         return self._store.hand_over(self._read_entry(check_path(key), index, default, deadline, pad))
 
@@ -164,7 +164,7 @@ class StoreView(TensorDictCalls):
         pad: Pad = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Reads all of it into a local tensordict; ``retain_none`` and ``pad`` as of a store."""
+        """Reads all of it into a local tensordict; ``retain_none`` and ``pad`` as for a store."""
         deadline = self._store.make_deadline(timeout_s)
         if pad is None:
             found = self._fetch((), ..., deadline, device=device)
@@ -194,7 +194,7 @@ class StoreView(TensorDictCalls):
         non_blocking: bool = False,
         timeout_s: float | None = None,
     ) -> StoreView:
-        """Replaces a leaf or nested part; new keys are set in the store itself. Arguments as of a store's."""
+        """Replaces a leaf or nested part; new keys are set in the store itself. Arguments as in a store's."""
         manner = Manner.BROADCAST_AFTER_BATCH if inplace else Manner.ENTRY
         return self._write_whole(check_path(key), value, manner, self._store.make_deadline(timeout_s))
 

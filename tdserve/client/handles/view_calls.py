@@ -238,7 +238,7 @@ class ViewCalls:
             with_index: Adds the row numbers under ``"index"``, int64 ``[num_rows, *others]`` with the other
                 batch dimensions; in a view the numbers of its own rows.
             device: Where batches are moved.
-            pad: Pads ragged tensors to the longest of the batch, as of ``get``.
+            pad: Pads ragged tensors to the longest of the batch, as in ``get``.
             numpy: True returns dicts of NumPy arrays; None is the client's setting.
             timeout_s: Seconds that one batch may take; after that ``next`` raises, and the next call returns the same
                 batch.

@@ -71,7 +71,7 @@ class EntryMapping:
 
         Args:
             prefix: Only entries whose keys begin with it.
-            select, numpy: As of ``get``.
+            select, numpy: As in ``get``.
 
         Raises:
             KeyNotFoundError: While iterating: an entry lacks a key to select.
@@ -79,14 +79,14 @@ class EntryMapping:
         return self._iterate(prefix, select, numpy, has_keys=True)
 
     def values(self, prefix: str = "", *, select: Any = None, numpy: bool | None = None) -> EntryIterator:
-        """Returns an iterator over values, sorted by key; arguments and errors as of ``items``."""
+        """Returns an iterator over values, sorted by key; arguments and errors as in ``items``."""
         return self._iterate(prefix, select, numpy, has_keys=False)
 
     def update(self, entries: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, **more: Any) -> None:
         """Puts entries, as ``dict.update`` takes them, by one ``put``: readers see all of them, or none.
 
         Raises:
-            Errors as of ``put``: there are too many keys for one call, for example. Nothing was put.
+            Errors as in ``put``: there are too many keys for one call, for example. Nothing was put.
         """
         found = dict(entries, **more)
         if found:
@@ -96,7 +96,7 @@ class EntryMapping:
         """Returns the value of an entry; if it is absent, puts ``default``, unless another client is faster.
 
         Raises:
-            Errors as of ``get`` and ``put``.
+            Errors as in ``get`` and ``put``.
         """
         while (found := self.get(key, default=_ABSENT)) is _ABSENT:
             try:

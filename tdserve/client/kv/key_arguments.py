@@ -42,7 +42,7 @@ def encode_keys(keys: str | Sequence[str]) -> list[bytes]:
 
 
 def list_keys(keys: Any) -> list[str]:
-    """Returns several keys, as of any iterable.
+    """Returns several keys, from any iterable.
 
     Raises:
         InvalidRequestError, TooLargeError: It is none, or there are too many for one call.

@@ -173,10 +173,10 @@ class KeyedHandle(EntryMapping, ByAddress):
         """Returns entries as ``get`` does, and deletes them, all or none. Of several callers one gets an entry.
 
         The content is here before anything is deleted, so nothing is lost if the call is retried within. Arguments as
-        of ``get``; with ``default`` absent keys are no error.
+        in ``get``; with ``default`` absent keys are no error.
 
         Raises:
-            KeyNotFoundError: As of ``get``. Nothing was deleted.
+            KeyNotFoundError: As in ``get``. Nothing was deleted.
             DeadlineExceededError: A key was absent all the time, or puts with an early return, made before by this
                 handle, had no answer. Nothing was deleted.
             UnansweredPopError: There was no answer to the deletion in time (within the client's timeout, if the

@@ -33,7 +33,7 @@ def create_keyed(
     exists_ok: bool,
     num_shards: int = 0,
 ) -> StoreDescription:
-    """Creates a keyed store; other arguments and errors as of ``Client.create_kv``.
+    """Creates a keyed store; other arguments and errors as in ``Client.create_kv``.
 
     Args:
         num_shards: Of a part of a shared store: number of all parts.

@@ -206,7 +206,7 @@ class LocalEnd:
 
         Raises:
             TransferAbortedError: The store was deleted, or has got another folder.
-            PeerLostError: As of ``store``.
+            PeerLostError: As in ``store``.
         """
         _, store, *names = path.split("/")
         folder = self._open_folder(store, uid)
@@ -236,7 +236,7 @@ class LocalEnd:
         return None if store is None or store.is_table else store
 
     def find_table(self, name: str, spec: Spec, kind: int) -> MappedStore | None:
-        """Returns the table of this name, structure and kind; None as of ``find_known``."""
+        """Returns the table of this name, structure and kind; None as in ``find_known``."""
         store = self._find_readable(name, spec)
         return store if store is not None and store.is_table and store.is_of_kind(kind) else None
 

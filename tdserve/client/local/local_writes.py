@@ -35,7 +35,7 @@ def put_rows(
     *,
     look: Callable[[], None] = lambda: None,
 ) -> control_pb2.Written:
-    """Fills the rows that the server has reserved. Arguments as of ``fill_rows``."""
+    """Fills the rows that the server has reserved. Arguments as in ``fill_rows``."""
     places = Places.decode(accepted.rows)
     num_rows = fill_rows(store, places, captured, look=look)
     everywhere = places.get_part(0, num_rows)

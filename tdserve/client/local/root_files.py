@@ -83,7 +83,7 @@ class RootFiles(Protocol):
 
 
 class SeenFiles:
-    """The files of a root that this process sees; attributes and methods as of RootFiles."""
+    """The files of a root that this process sees; attributes and methods as in RootFiles."""
 
     is_lent = False
 
@@ -105,7 +105,7 @@ class SeenFiles:
 class LentFiles:
     """The files of a root that this process may not enter. The server lends the folders of stores.
 
-    Their files are opened with the permissions of this process, which may read them. Attributes and methods as of
+    Their files are opened with the permissions of this process, which may read them. Attributes and methods as in
     RootFiles.
 
     Args:

@@ -38,7 +38,7 @@ def share(pieces: Sequence[Piece], threads: int) -> None:
 
     Args:
         pieces: Each makes a part.
-        threads: How many take part, including the caller: as of ``count_threads``.
+        threads: How many take part, including the caller: see ``count_threads``.
 
     Raises:
         Exception: An exception of one of them; the others are made nevertheless.

@@ -64,7 +64,7 @@ class ChannelMover(ClientMover):
         return SentContent(captured, target, self._session, margin_nbytes=margin_nbytes, fetch=fetch)
 
     def make_early_receiver(self, request: int, make_wanted: Callable[[], WantedRows]) -> OnAnnounced | None:
-        """As of ClientMover.
+        """See ClientMover.
 
         The worker sends the content of one request after the other, not always in the order of the requests. A caller
         that waits for its first request, and received the rows of its second one only after that, would block both.

@@ -96,7 +96,7 @@ class MappedMover(ClientMover):
         return self._local.find_known(name, spec)
 
     def open_mapped(self, name: str, spec: Spec, accepted: control_pb2.Accepted) -> MappedStore:
-        """Maps a store; errors as of ``LocalEnd.store``."""
+        """Maps a store; errors as in ``LocalEnd.store``."""
         return self._local.store(name, accepted.uid, spec, structure=accepted.structure)
 
     def take_rows(self, reply: Reply, wanted: WantedRows) -> Content:
@@ -209,7 +209,7 @@ class MappedMover(ClientMover):
         return found
 
     def locate(self, path: str, uid: str) -> AbstractContextManager[Path]:
-        """Yields a path below the root, as this process sees it. Errors as of ``LocalEnd.locate``."""
+        """Yields a path below the root, as this process sees it. Errors as in ``LocalEnd.locate``."""
         return self._local.locate(path, uid)
 
     def check_maps(self, what: str, *, writable: bool) -> None:

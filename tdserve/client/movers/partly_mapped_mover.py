@@ -84,49 +84,49 @@ class PartlyMappedMover(ClientMover):
         return self._writes.open_claim(name, stored, claim)
 
     def find_known(self, name: str, spec: Spec) -> MappedStore | None:
-        """As of MappedMover."""
+        """See MappedMover."""
         return self._reads.find_known(name, spec)
 
     def open_mapped(self, name: str, spec: Spec, accepted: control_pb2.Accepted) -> MappedStore:
-        """As of MappedMover."""
+        """See MappedMover."""
         return self._reads.open_mapped(name, spec, accepted)
 
     def take_rows(self, reply: Reply, wanted: WantedRows) -> Content:
-        """As of MappedMover."""
+        """See MappedMover."""
         return self._reads.take_rows(reply, wanted)
 
     def read_listed(self, wanted: WantedRows, selection: Selection) -> Content | None:
-        """As of MappedMover."""
+        """See MappedMover."""
         return self._reads.read_listed(wanted, selection)
 
     def draw_rows(self, wanted: WantedRows, num_rows: int, *, is_counted: bool) -> Content | None:
-        """As of MappedMover."""
+        """See MappedMover."""
         return self._reads.draw_rows(wanted, num_rows, is_counted=is_counted)
 
     def read_known(self, wanted: WantedSelection, stored: Spec, request: int, deadline: Deadline) -> Content | None:
-        """As of MappedMover."""
+        """See MappedMover."""
         return self._reads.read_known(wanted, stored, request, deadline)
 
     def take_selection(self, reply: Reply, wanted: WantedSelection, stored: Spec) -> Content:
-        """As of MappedMover."""
+        """See MappedMover."""
         return self._reads.take_selection(reply, wanted, stored)
 
     def find_entries(self, name: str, stored: Spec, keys: Sequence[bytes]) -> FoundEntries | None:
-        """As of what moves entries."""
+        """See what moves entries."""
         return self._entries.find_entries(name, stored, keys)
 
     def take_entries(self, reply: Reply, name: str, stored: Spec, keys: Sequence[bytes]) -> FoundEntries:
-        """As of what moves entries."""
+        """See what moves entries."""
         return self._entries.take_entries(reply, name, stored, keys)
 
     def locate(self, path: str, uid: str) -> AbstractContextManager[Path]:
-        """As of MappedMover."""
+        """See MappedMover."""
         return self._reads.locate(path, uid)
 
     def check_maps(self, what: str, *, writable: bool) -> None:
-        """As of MappedMover."""
+        """See MappedMover."""
         self._reads.check_maps(what, writable=writable)
 
     def forget_deleted(self) -> None:
-        """As of MappedMover."""
+        """See MappedMover."""
         self._reads.forget_deleted()

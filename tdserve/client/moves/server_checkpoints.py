@@ -35,7 +35,7 @@ def check_keep(keep: int | None) -> None:
 
 
 def keep_newest_of(place: Place, made: Checkpoint, keep: int | None) -> None:
-    """Removes all checkpoints of the root of one but the newest; other arguments as of ``Client.checkpoint``."""
+    """Removes all checkpoints of the root of one but the newest; other arguments as in ``Client.checkpoint``."""
     if keep is not None:
         keep_newest(open_archive(place), keep, server_id=made.server_id)
 

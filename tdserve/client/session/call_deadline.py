@@ -98,7 +98,7 @@ def _find_block() -> _Block | None:
 
 def begin_call(timeout_s: float | None, default_s: float) -> Deadline:
     """Returns the deadline of a call that begins now; None is that of the block or call of which it is a step, or else
-    the default. Errors as of ``check_wait_s``."""
+    the default. Errors as in ``check_wait_s``."""
     if timeout_s is None:
         return get_call_deadline() or Deadline.after(default_s)
     return Deadline.after(check_wait_s(timeout_s))

@@ -109,7 +109,7 @@ class CallTraces:
         return own
 
     def note_local_call(self, call: str, begun_s: float, attributes: Mapping[str, Any], code: str = "") -> None:
-        """Makes the span of a call that was made without a request, and ends now; arguments as of
+        """Makes the span of a call that was made without a request, and ends now; arguments as in
         ``ObservedCalls.count``."""
         begun_ns = time.time_ns() - int((time.perf_counter() - begun_s) * 1e9)
         span = self.start_span(SPAN_PREFIX + call, self.get_context(), attributes, begun_ns)
@@ -163,7 +163,7 @@ class TracedCall:
         self._nbytes = nbytes
 
     def join(self, message: control_pb2.ClientMessage, kind: str, session: RequestingSession) -> None:
-        """Makes a request a part of the call; arguments as of ``CallTraces.trace_request``."""
+        """Makes a request a part of the call; arguments as in ``CallTraces.trace_request``."""
         span = self._span
         if span is None:
             request_id = f"{session.welcome.session}-{message.request}"

@@ -246,7 +246,7 @@ class CatalogClient:
             max_stores: Most stores whose figures are asked for, those of most recent use.
             names: Names of further ones; those that do not exist are left out.
             max_sessions: Most sessions whose figures are asked for, the newest.
-            timeout_s: As of ``call``.
+            timeout_s: As in ``call``.
         """
         request = control_pb2.ObserveRequest(max_stores=max_stores, names=names, max_sessions=max_sessions)
         found: control_pb2.ObserveResponse = self.call("Observe", request, timeout_s=timeout_s)

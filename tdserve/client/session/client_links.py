@@ -94,7 +94,7 @@ def _end_dropped(links: Sequence[ClientLinks], address: str, ends: Sequence[Call
     for end in ends:
         run_from_finalizer(end)
     if any(have_opened):
-        # As of files: at the line that has dropped it. With tracemalloc it shows where it was made, too.
+        # As for files: at the line that has dropped it. With tracemalloc it shows where it was made, too.
         warnings.warn(f"unclosed client of {address}", ResourceWarning, stacklevel=3, source=links[0])
 
 

@@ -35,7 +35,7 @@ class WantedRows:
         keys: The leaves or nodes of each row to read; () for all.
         added: Columns that come with them.
         keeps_fault: Whether the content carries the error of values that cannot be decoded, instead of raising it here.
-        device: Where the content will be moved, as of ``receive_content``.
+        device: Where the content will be moved, as in ``receive_content``.
         kind: Of the table that is meant; unspecified: any.
     """
 
@@ -124,7 +124,7 @@ class ClientMover(ABC):
     ) -> Outgoing:
         """Prepares the content of a write, which its request carries or announces.
 
-        Arguments and errors as of ``Outgoing``.
+        Arguments and errors as in ``Outgoing``.
 
         Args:
             margin_nbytes: Size of what else the request carries.
@@ -136,7 +136,7 @@ class ClientMover(ABC):
         """Performs, before the request is sent, as much of ``prepare`` and the send as possible."""
 
     def open_claim(self, name: str, stored: Spec, claim: control_pb2.Claim) -> LocalClaim:
-        """Opens rows that the server lets this client claim. Errors as of ``LocalClaim``."""
+        """Opens rows that the server lets this client claim. Errors as in ``LocalClaim``."""
         raise RemoteProtocolError(expected="rows on request", received="a claim")
 
     def find_known(self, name: str, spec: Spec) -> MappedStore | None:
@@ -165,7 +165,7 @@ class ClientMover(ABC):
         return None
 
     def draw_rows(self, wanted: WantedRows, num_rows: int, *, is_counted: bool) -> Content | None:
-        """Draws rows, each live row with the same probability, without a request; None as of ``read_listed``.
+        """Draws rows, each live row with the same probability, without a request; None as in ``read_listed``.
 
         Args:
             is_counted: Whether they count as sampled. False for those that replace rows which do.

@@ -187,7 +187,7 @@ class ContentChannels:
     Args:
         make: Opens the channel with a number over its rendezvous; blocks.
         publish: Sends an entry of a rendezvous.
-        peer, on_unformed: As of ``ContentChannel``.
+        peer, on_unformed: As in ``ContentChannel``.
         clock: Seconds that never go back.
 
     Attributes:

@@ -171,7 +171,7 @@ class StoreDescription:
         deleted, and its name means this one now.
 
         Args:
-            wanted: As of ``shown_kind``.
+            wanted: As in ``shown_kind``.
         """
         if self.shown_kind != wanted:
             raise make_kind_error(self.name, self.shown_kind, wanted=wanted)
@@ -194,7 +194,7 @@ class StoreDescription:
         return structure_text.make_composite(self.spec.root)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns everything that JSON can represent; the spec as of ``describe_spec``."""
+        """Returns everything that JSON can represent; the spec as in ``describe_spec``."""
         found = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         found["batch_size"] = list(self.batch_size)
         found["extra"], found["damaged_rows"] = list(self.extra), list(self.damaged_rows)

@@ -34,8 +34,8 @@ class ObservedCalls:
 
         Args:
             call: Its name.
-            begun_s: When it began, as of ``time.perf_counter``.
-            code: As of ``CallTimes.count``.
+            begun_s: When it began, by ``time.perf_counter``.
+            code: As in ``CallTimes.count``.
         """
         now_s = time.perf_counter()
         with self._lock:

@@ -97,7 +97,7 @@ class Pending:
         content_channel: The channel of its data messages, once it is known.
         announced: The receives that ``on_announced`` has started.
         call: Kind of the request; "" if it is not counted.
-        begun_s: When it was sent, as of ``time.perf_counter``.
+        begun_s: When it was sent, by ``time.perf_counter``.
         code: Code of the error that was its answer, "" if none was.
         traced_call: The call that ends with it, if that is traced.
     """

@@ -41,7 +41,7 @@ class Reach:
 
 @contextmanager
 def reach_within(seconds: float, *, is_for_unsent: bool = False) -> Iterator[None]:
-    """Runs a block whose calls, as far as this thread makes them, give a silent server up; arguments as of Reach."""
+    """Runs a block whose calls, as far as this thread makes them, give a silent server up; arguments as in Reach."""
     outer = get_reach()
     _of_thread.reach = Reach(seconds, is_for_unsent)
     try:

@@ -69,7 +69,7 @@ class Session:
         access: How the client reaches the server's files.
         gpu: GPU of the client, for content by NCCL.
         observed_calls: Counts its calls; by default they are its own.
-        why_one_port: As of ``make_hello``.
+        why_one_port: As in ``make_hello``.
 
     Attributes:
         mover: Moves its content; set by the code that opens the session.
@@ -228,7 +228,7 @@ class Session:
             pending.end_trace()
 
     def count_call(self, call: str, begun_s: float, code: str = "") -> None:
-        """Counts a call that ends now, and reports if that is due; arguments as of ``ObservedCalls.count``."""
+        """Counts a call that ends now, and reports if that is due; arguments as in ``ObservedCalls.count``."""
         if self.observed_calls.count(call, begun_s, code):
             self.report_calls()
 

@@ -278,7 +278,7 @@ class SessionClient:
         return self.catalog.missing_names.explain(error, timeout_s)
 
     def count_call(self, call: str, begun_s: float, *, store: str, num_rows: int, code: str = "") -> None:
-        """Records a call on a store's rows that was served without a request, and ends now; other arguments as of
+        """Records a call on a store's rows that was served without a request, and ends now; other arguments as in
         ``ObservedCalls.count``."""
         if (session := self._session) is not None:
             session.count_call(call, begun_s, code)
@@ -303,7 +303,7 @@ class SessionClient:
         return getattr(answer.done.catalog, field)
 
     def later(self, work: Callable[[], _Result], deadline: Deadline = Deadline.never) -> AwaitableFuture[_Result]:
-        """Runs work in one of the client's own threads, as of ``BackgroundCalls.run``."""
+        """Runs work in one of the client's own threads, as in ``BackgroundCalls.run``."""
         return self._background.run(work, deadline=deadline)
 
     def perform(
@@ -340,7 +340,7 @@ class SessionClient:
         return self.numpy if chosen is None else chosen
 
     def hand_over(self, found: Any, numpy: bool | None = None, device: Any = None) -> Any:
-        """Returns what a call has read, in the form that its caller wants; arguments as of ``wants_arrays``."""
+        """Returns what a call has read, in the form that its caller wants; arguments as in ``wants_arrays``."""
         return to_arrays(found) if self.wants_arrays(numpy, device) else found
 
     @property

@@ -60,7 +60,7 @@ class Opening:
         """Returns the session.
 
         Args:
-            begun_s: When the whole call began, as of ``time.monotonic``, for its error; None: now.
+            begun_s: When the whole call began, by ``time.monotonic``, for its error; None: now.
 
         Raises:
             ConnectError: It was not open in time; the opening continues.

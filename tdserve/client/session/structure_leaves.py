@@ -47,5 +47,5 @@ def describe_leaf(key: str | Path, entry: Entry) -> Leaf:
 
 
 def describe_spec(spec: Spec) -> dict[str, Any]:
-    """Returns a structure's JSON object: ``batch_size``, and ``keys`` with one object as of ``Leaf`` each."""
+    """Returns a structure's JSON object: ``batch_size``, and ``keys`` with one object like ``Leaf`` each."""
     return {"batch_size": list(spec.batch_size), "keys": [leaf.as_dict() for leaf in describe_leaves(spec)]}

@@ -53,8 +53,8 @@ def change_priorities(
     """Changes the priorities of rows; returns how many of them were skipped.
 
     Args:
-        kind: As of ``change``.
-        capacity: As of ``ChangeRequest``.
+        kind: As in ``change``.
+        capacity: As in ``ChangeRequest``.
         messages: From ``encode_priorities``. All of them are checked before the first one changes anything.
     """
     if len(messages) > 1:
@@ -154,7 +154,7 @@ def encode_priorities(rows: Any, priority: Any, generation: Any) -> list[control
 
 
 def encode_deletion(rows: Any, generation: Any) -> dict[str, Any]:
-    """Returns the fields of ``change`` that delete rows; arguments and errors as of ``encode_priorities``."""
+    """Returns the fields of ``change`` that delete rows; arguments and errors as in ``encode_priorities``."""
     numbers = to_row_numbers(rows)
     generations = to_generations(rows, generation, len(numbers))
     if not len(generations):
@@ -173,7 +173,7 @@ def ask_priorities(
     kind: control_pb2.StoreKind,
     capacity: int = 0,
 ) -> NDArray[np.float32]:
-    """Returns the priorities of rows; errors as of ``ReplayHandle.get_priorities``."""
+    """Returns the priorities of rows; errors as in ``ReplayHandle.get_priorities``."""
     answers = _ask_of_rows(client, table, kind, numbers, deadline, "priorities", capacity)
     found = [np.frombuffer(done.priorities, "<f8").astype(np.float32) for done in answers]
     return np.concatenate([np.zeros(0, np.float32), *found])
@@ -250,7 +250,7 @@ def to_whole_generations(rows: Any, generation: Any) -> NDArray[np.int64]:
     """Returns the generation of each row; negative ones are those of rows that were not live.
 
     Args:
-        rows, generation: As of ``to_generations``.
+        rows, generation: As in ``to_generations``.
 
     Raises:
         InvalidRequestError: There is not one for each row.
@@ -274,7 +274,7 @@ def is_batch(rows: Any) -> bool:
 
 
 def spread_priorities(priority: Any, num_rows: int) -> NDArray[np.float64]:
-    """Returns the checked priority of each row, of one for each or one for all; errors as of ``to_priorities``."""
+    """Returns the checked priority of each row, of one for each or one for all; errors as in ``to_priorities``."""
     found = to_priorities(priority, num_rows)
     return found if len(found) == num_rows else np.full(num_rows, found[0])
 

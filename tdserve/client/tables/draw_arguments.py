@@ -102,7 +102,7 @@ def _check_absent(**arguments: Any) -> None:
 
 
 class Conditions(NamedTuple):
-    """Conditions of a draw, as given; arguments as of ``ReplayHandle.sample`` and ``ReplayHandle.take``."""
+    """Conditions of a draw, as given; arguments as in ``ReplayHandle.sample`` and ``ReplayHandle.take``."""
 
     require: Any = None
     consumer: str = ""

@@ -160,7 +160,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         return self._waiting.is_enough(sum(self._under_way.values()), max_bytes)
 
     def send(self, part: ExtendPart) -> torch.Tensor:
-        """Sends a part by itself, and waits for its row numbers. Errors as of ``TableHandle.extend``."""
+        """Sends a part by itself, and waits for its row numbers. Errors as in ``TableHandle.extend``."""
         claim_request = self._claim_policy.make_claim_request(part.request.num_rows)
         make_outgoing, make_body = self._make_recipe([part], claim_request, self._target)
         done = None

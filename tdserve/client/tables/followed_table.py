@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @leave_modes_in_calls
 class FollowedTable(RowsByNumber):
-    """What a handle has of its table, as of the last look; other attributes as of ``TableHandle``. Threads: safe.
+    """What a handle has of its table, as of the last look; other attributes as in ``TableHandle``. Threads: safe.
 
     Attributes:
         is_part: Whether it is a part of a shared table, whose row numbers depend on the capacity of each part: then it

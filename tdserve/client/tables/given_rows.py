@@ -44,7 +44,7 @@ class GivenRows(NamedTuple):
         """Reads rows in any form; what is in no known form stays as it is.
 
         Args:
-            batch: As of ``TableHandle.extend``.
+            batch: As in ``TableHandle.extend``.
             annotations: One for each of the rows, or one for all.
             row: Structure of a row of the table.
             sampler: The table's.

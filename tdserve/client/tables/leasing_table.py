@@ -82,7 +82,7 @@ class LeasingTableHandle(TableHandle):
     def _take(
         self, num_rows: int, conditions: Conditions, timeout_s: float | None, *, pad: Pad, numpy: bool | None
     ) -> Taken:
-        """Takes rows; arguments, which were checked, and errors as of ``take``."""
+        """Takes rows; arguments, which were checked, and errors as in ``take``."""
         deadline = self._client.make_deadline(timeout_s)
 
         def draw() -> Taken:

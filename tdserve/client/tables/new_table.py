@@ -43,7 +43,7 @@ def create_table(
     options: StoreOptions,
     ragged: Declared,
 ) -> StoreDescription:
-    """Creates a table of rows like ``like``; arguments and errors as of ``Client.create_replay``."""
+    """Creates a table of rows like ``like``; arguments and errors as in ``Client.create_replay``."""
     settings.check(capacity)
     if like is None:
         raise InvalidRequestError(argument="like", reason="None is not a tensordict")

@@ -53,7 +53,7 @@ class QueueHandle(LeasingTableHandle):
                 they are here counts), unless they were acknowledged by then, or their lease was renewed
                 (:meth:`Taken.renew`, :meth:`renew`); an acknowledgement that comes later raises WrongStateError. For
                 consumers that may hang. None: they are yours for as long as the session lasts.
-            pad: Pads ragged tensors to the longest, as of ``ReplayHandle.sample``.
+            pad: Pads ragged tensors to the longest, as in ``ReplayHandle.sample``.
             numpy: True returns a dict of NumPy arrays; None is the client's setting.
             timeout_s: Seconds to wait for that many (``min_rows``, if given), not for the end of the block; None is the
                 client's default, 0 asks once.
@@ -124,7 +124,7 @@ class QueueHandle(LeasingTableHandle):
             lease_s: As for :meth:`take`, of each batch; the iterator renews it when asked (``batches.renew()``). If it
                 is over when the next batch is requested, that raises WrongStateError; the request after it continues.
             device: Where batches are moved.
-            pad: Pads ragged tensors to the longest of a batch, as of ``ReplayHandle.sample``.
+            pad: Pads ragged tensors to the longest of a batch, as in ``ReplayHandle.sample``.
             numpy: As for :meth:`take`.
             timeout_s: Seconds that one batch may take; after that the iterator raises DeadlineExceededError.
         """

@@ -102,7 +102,7 @@ class ReplayHandle(LeasingTableHandle):
             pad: Pads ragged tensors to the longest of the result with this number (or numbers by key), and adds masks
                 of the content under ``("masks", *key)``; None leaves them ragged. Parts whose rows differ in batch size
                 stay as they are.
-            numpy: True returns a dict of NumPy arrays, which share the memory of what was received, as of
+            numpy: True returns a dict of NumPy arrays, which share the memory of what was received, as in
                 ``tdserve.connect``; None is the client's setting.
             timeout_s: Seconds to wait until there are enough rows; None is the client's default, 0 asks once.
 
@@ -194,7 +194,7 @@ class ReplayHandle(LeasingTableHandle):
                 (:meth:`Taken.renew`, :meth:`renew`); an acknowledgement that comes later raises WrongStateError. For
                 consumers that may hang. None: they are yours for as long as the session lasts.
 
-        Other arguments and errors as of :meth:`sample`.
+        Other arguments and errors as in :meth:`sample`.
         """
         num_rows = check_num_rows(num_rows, None)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag).for_take(num_rows, min_rows, lease_s)
@@ -311,7 +311,7 @@ class ReplayHandle(LeasingTableHandle):
 
         Args:
             num_rows: Rows of each batch.
-            rank, world_size, run, balance: As of :meth:`sample`: each batch is the share of the next step.
+            rank, world_size, run, balance: As in :meth:`sample`: each batch is the share of the next step.
             step: The first step; None continues behind the last step that :meth:`sample` or an iterator has returned to
                 this client, as :meth:`sample` does. A batch is counted when it is returned: those that were prefetched
                 and not returned come again.
@@ -319,14 +319,14 @@ class ReplayHandle(LeasingTableHandle):
                 iterator ends counts as sampled: for a limiter, and for ``max_times_sampled``, which deletes such rows.
                 To hand out every row once, use ``create_queue``, or ``consumer``.
             device: Where batches are moved.
-            pad: As of :meth:`sample`; each batch is as long as its own longest row.
+            pad: As in :meth:`sample`; each batch is as long as its own longest row.
             drop: Seconds: a batch that has waited longer is dropped, and replaced by a new one. None drops none. A rank
                 drops none: the other ranks would keep theirs.
-            require, consumer, group_by, group_size: As of :meth:`sample`. With a consumer, but without a rank, a batch
+            require, consumer, group_by, group_size: As in :meth:`sample`. With a consumer, but without a rank, a batch
                 counts as had when the next one is requested, and nothing is prefetched.
-            min_rows, lease_s: As of :meth:`take`, with a consumer and without a rank.
-            numpy: As of :meth:`sample`.
-            max_lag: As of :meth:`sample`. Checked again when a batch is returned, which costs a message: a batch that
+            min_rows, lease_s: As in :meth:`take`, with a consumer and without a rank.
+            numpy: As in :meth:`sample`.
+            max_lag: As in :meth:`sample`. Checked again when a batch is returned, which costs a message: a batch that
                 became too old while it waited is dropped, and replaced by a new one. With ``rank`` it is kept.
             timeout_s: Seconds that one batch may take; after that the iterator raises DeadlineExceededError.
         """

@@ -52,7 +52,7 @@ class _FoundRows(NamedTuple):
     stored: Spec
 
     def build(self, pad: Pad = None) -> Any:
-        """Builds the rows, padded as of ``RowsByNumber.get_at``."""
+        """Builds the rows, padded as in ``RowsByNumber.get_at``."""
         if len(self.contents) == 1:
             content = self.contents[0]
             return build_rows(content, self.chosen, select_padding(pad, content.spec, self.stored))
@@ -62,7 +62,7 @@ class _FoundRows(NamedTuple):
 
 @leave_modes_in_calls
 class RowsByNumber(ByAddress):
-    """The part of a table's handle that reads live rows by number; attributes as of ``TableHandle``."""
+    """The part of a table's handle that reads live rows by number; attributes as in ``TableHandle``."""
 
     name: str
     capacity: int
@@ -98,7 +98,7 @@ class RowsByNumber(ByAddress):
         Args:
             key: Key of a leaf or of a nested tensordict, or a list of keys: then a tensordict of these, all as of one
                 moment.
-            index: As of ``table[index]``.
+            index: As in ``table[index]``.
             default: Returned if the rows have no such key; without it that is an error.
             pad: Pads ragged tensors to the longest with this number (or numbers by key; keys of the table that were not
                 asked for are ignored), as ``sample`` does. With a list of keys the result has masks, too, under
@@ -248,11 +248,11 @@ def get_keys(read: Callable[[Sequence[Path]], Any], key: str | Path | list[Any],
 
     Args:
         read: Reads these keys of the rows, in the form that the caller gets: a tensordict or a dict of arrays.
-        key, default: As of ``RowsByNumber.get_at``.
+        key, default: As in ``RowsByNumber.get_at``.
         store: Name of the table, for errors.
 
     Raises:
-        InvalidRequestError, KeyNotFoundError, SelectionError: As of ``RowsByNumber.get_at``.
+        InvalidRequestError, KeyNotFoundError, SelectionError: As in ``RowsByNumber.get_at``.
     """
     if isinstance(key, list) and not key:
         raise InvalidRequestError(argument="key", reason="[]: it names nothing to read")

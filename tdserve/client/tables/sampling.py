@@ -46,7 +46,7 @@ _TRUNCATED = ("next", "truncated")
 
 @dataclass(frozen=True)
 class Query:
-    """Which rows of a table to draw; arguments as of ``ReplayHandle.sample``.
+    """Which rows of a table to draw; arguments as in ``ReplayHandle.sample``.
 
     Attributes:
         name: Name of the store.

@@ -60,7 +60,7 @@ def parse_table_share(
     """Returns the share of a table that a caller asks for, as ``parse_share`` does.
 
     Raises:
-        InvalidRequestError: As of ``parse_share``.
+        InvalidRequestError: As in ``parse_share``.
         KeyNotFoundError: Rows have no key ``balance``.
     """
     share = parse_share(rank, world_size, step, balance, run)

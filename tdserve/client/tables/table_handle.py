@@ -202,7 +202,7 @@ class TableHandle(FollowedTable):
     def extend_captured(
         self, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None = None
     ) -> torch.Tensor:
-        """Writes rows that a writer has captured, all together; result and errors as of ``extend``."""
+        """Writes rows that a writer has captured, all together; result and errors as in ``extend``."""
         deadline = self._client.make_deadline(timeout_s)
         keys = self._check_fits(captured[0].spec)
         numbers: torch.Tensor = self._extend(captured, keys, annotations, deadline, return_early=False)
@@ -279,7 +279,7 @@ class TableHandle(FollowedTable):
                 self._follow_changed(deadline)
 
     def writer(self, batch: int = 64, **options: Any) -> ReplayWriter:
-        """Returns a writer of single rows, which sends them in batches; arguments as of ``ReplayWriter``."""
+        """Returns a writer of single rows, which sends them in batches; arguments as in ``ReplayWriter``."""
         return ReplayWriter(self, batch=batch, **options)
 
     def set_at_(

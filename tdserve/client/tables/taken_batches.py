@@ -33,16 +33,16 @@ class Held(Protocol):
 
     @property
     def rows(self) -> Any:
-        """As of ``tdserve.Taken``."""
+        """See ``tdserve.Taken``."""
 
     def ack(self, *, timeout_s: float | None = None) -> None:
-        """As of ``tdserve.Taken``; after an error it may be called again."""
+        """See ``tdserve.Taken``; after an error it may be called again."""
 
     def renew(self, lease_s: float | None = None, *, timeout_s: float | None = None) -> None:
-        """As of ``tdserve.Taken``."""
+        """See ``tdserve.Taken``."""
 
     def give_back(self) -> None:
-        """As of ``tdserve.Taken``."""
+        """See ``tdserve.Taken``."""
 
     def give_back_later(self) -> None:
         """Gives the rows back without waiting for that."""
@@ -115,11 +115,11 @@ class TakenBatches:
         again: between two batches there is nothing to renew, and it does nothing.
 
         Args:
-            lease_s: As of ``tdserve.Taken``.
-            timeout_s: As of ``tdserve.Taken``.
+            lease_s: As in ``tdserve.Taken``.
+            timeout_s: As in ``tdserve.Taken``.
 
         Raises:
-            WrongStateError: As of ``tdserve.Taken``.
+            WrongStateError: As in ``tdserve.Taken``.
             ClosedError: The iterator is closed.
         """
         self._check_open()

@@ -52,13 +52,13 @@ class Lease(NamedTuple):
 
 
 def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Lease:
-    """Takes rows on lease, with a tensordict of them; errors as of ``take_sampled``."""
+    """Takes rows on lease, with a tensordict of them; errors as in ``take_sampled``."""
     return build_taken(client, query, take_sampled(client, query, num_rows, deadline), deadline)
 
 
 def take_and_acknowledge(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Any:
     """Takes rows and acknowledges them before it returns them: takes others if the lease has ended in the meantime, as
-    with a restart of the server. Errors as of ``take_sampled``."""
+    with a restart of the server. Errors as in ``take_sampled``."""
     while True:
         lease = take_rows(client, query, num_rows, deadline)
         try:
@@ -134,7 +134,7 @@ def _describe_unnamed(rows: Any) -> str:
 
 
 def acknowledge_given(client: SessionClient, query: Query, rows: Any, timeout_s: float | None) -> None:
-    """Acknowledges rows by hand; no rows are acknowledged at once. Errors as of ``to_numbers`` and ``acknowledge``."""
+    """Acknowledges rows by hand; no rows are acknowledged at once. Errors as in ``to_numbers`` and ``acknowledge``."""
     deadline = client.make_deadline(timeout_s)
     if len(to_numbers(rows, table=query.name)):
         acknowledge(client, query, Lease(rows), deadline)
@@ -154,7 +154,7 @@ def renew(client: SessionClient, query: Query, lease: Lease, lease_s: float, dea
     """Has the lease of rows last this many seconds from now on.
 
     Raises:
-        WrongStateError: As of ``acknowledge``.
+        WrongStateError: As in ``acknowledge``.
     """
     leased = _encode_lease(query, lease)
     leased.lease_s = lease_s

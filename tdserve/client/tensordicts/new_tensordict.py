@@ -68,7 +68,7 @@ class NewStore:
         )
 
     def fill(self, deadline: Deadline) -> int:
-        """Creates the store, writes its content and returns the content version; errors as of ``init_remote``."""
+        """Creates the store, writes its content and returns the content version; errors as in ``init_remote``."""
         client, name = self._client, self._name
         blank = to_meta_capture(self._captured, store=name)
         captured = blank or self._captured
@@ -109,7 +109,7 @@ class NewStore:
 
 
 class NewZeros:
-    """A store of zeros that will be created with the structure of a tensordict; arguments as of ``memmap_like``."""
+    """A store of zeros that will be created with the structure of a tensordict; arguments as in ``memmap_like``."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class NewZeros:
         self._request = options.make_message(check_store_name(name), self._spec, control_pb2.STORE_KIND_TENSORDICT)
 
     def make(self, deadline: Deadline) -> StoreHandle:
-        """Creates the store, writes its non-tensor values and returns its handle; errors as of ``memmap_like``."""
+        """Creates the store, writes its non-tensor values and returns its handle; errors as in ``memmap_like``."""
         client, request, spec = self._client, self._request, self._spec
         description, is_new = create_store(client, request, spec, deadline)
         if spec.values and is_new and 0 not in self._sizes:

@@ -50,7 +50,7 @@ class StoreFilling:
         """Writes the next rows; the first ones decide about the structure of the store, which they create.
 
         Args:
-            rows: A tensordict, or a dict as of ``read_dict`` with this batch size.
+            rows: A tensordict, or a dict as for ``read_dict`` with this batch size.
             batch_size: Their number, first, and further dimensions.
 
         Raises:

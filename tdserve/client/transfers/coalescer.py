@@ -99,7 +99,7 @@ class Coalescer(ABC, Generic[_Part]):
             part.future.add_done_callback(lambda _: watch.remove(watched))
 
     def submit_and_wait(self, part: _Part) -> Any:
-        """Submits a part, and returns its result. Errors as of the future of ``submit``.
+        """Submits a part, and returns its result. Errors as from the future of ``submit``.
 
         Raises:
             TransferAbortedError: The call was cancelled while the part still waited, and it is not sent.

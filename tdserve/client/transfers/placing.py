@@ -23,7 +23,7 @@ from tdserve.v1 import control_pb2
 class PlacedContent(Outgoing):
     """Content whose tensors this process writes where the server permits; its values go to the worker that stores them.
 
-    Arguments and errors as of ``Outgoing``.
+    Arguments and errors as in ``Outgoing``.
 
     Args:
         local: The session's local end.

@@ -43,7 +43,7 @@ class Receiver(Protocol):
 
 
 class ReceiverSettings(NamedTuple):
-    """The same for the mover of a session, which must not keep the client alive; attributes as of ``Receiver``."""
+    """The same for the mover of a session, which must not keep the client alive; attributes as in ``Receiver``."""
 
     pool: BufferPool
     allow_pickle: bool
@@ -68,7 +68,7 @@ def finish_read(
 
     Args:
         keeps_fault: Whether the content carries the error of values that cannot be decoded, instead of raising it here.
-        device: Where the content will be moved, as of ``receive_content``.
+        device: Where the content will be moved, as in ``receive_content``.
         allow_pickle: Whether pickled values are unpickled; None: as set for the client.
     """
     accepted = reply.accepted
@@ -95,7 +95,7 @@ def receive_with_values(
     into: Leaves | None = None,
     device: Any = None,
 ) -> tuple[Received, bytes]:
-    """Receives what an answer announces or contains; returns it, and the encoded values. Arguments and errors as of
+    """Receives what an answer announces or contains; returns it, and the encoded values. Arguments and errors as in
     ``receive_answer``."""
     announced = reply.pending.announced
     block = _allocate_values(receiver, reply.accepted) if announced is None else announced.values

@@ -39,7 +39,7 @@ def read_selection(
 
     Args:
         spec: The store's structure if it is known; otherwise the server sends it.
-        device: Where the content will be moved, as of ``receive_content``.
+        device: Where the content will be moved, as in ``receive_content``.
         allow_pickle: Whether pickled values are unpickled; None: as set for the client.
     """
     check_real("reading a store")

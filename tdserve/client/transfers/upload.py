@@ -25,7 +25,7 @@ MAX_POSTED_BYTES = 32 * 1024 * 1024
 class SentContent(Outgoing):
     """Content that its request contains if it is small; otherwise it follows over the channel.
 
-    Arguments and errors as of ``ClientMover.prepare``.
+    Arguments and errors as in ``ClientMover.prepare``.
 
     Args:
         session: The session that sends it.
@@ -68,7 +68,7 @@ class SentContent(Outgoing):
         self.message.message_nbytes.extend(message.nbytes for message in self._messages)
 
     def settle(self) -> None:
-        """Fetches content that was only announced; errors as of ``Outgoing``."""
+        """Fetches content that was only announced; errors as in ``Outgoing``."""
         fetch, self._fetch = self._fetch, None
         if fetch is None:
             return

@@ -155,7 +155,7 @@ class _Sent:
             raise TransferAbortedError(transfer=0, reason="its channel is not formed yet")
 
     def ask(self, request: int, body: dict[str, Any], *, on_answer: OnAnswer | None = None) -> Pending:
-        """Sends the request. Errors as of ``Session.send``."""
+        """Sends the request. Errors as in ``Session.send``."""
         outgoing = self._outgoing
         if find_call_traces() is not None and (call := get_traced_call()) is not None:
             call.note_content(outgoing.content_nbytes)
@@ -170,7 +170,7 @@ class _Sent:
         )
 
     def ask_early(self, request: int, body: dict[str, Any], pool: BufferPool, *, on_answer: OnAnswer) -> Pending:
-        """Sends the request, and starts to send the content. Errors as of ``ask``.
+        """Sends the request, and starts to send the content. Errors as in ``ask``.
 
         A caller that is interrupted meanwhile, for example by Ctrl-C, gets no answer.
         """
@@ -261,7 +261,7 @@ def write_early(
 
 
 class _EarlyWrite:
-    """A write whose caller does not wait for its answer; arguments as of ``write_early``.
+    """A write whose caller does not wait for its answer; arguments as in ``write_early``.
 
     Attributes:
         future: Gets the answer.

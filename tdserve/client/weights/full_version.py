@@ -36,7 +36,7 @@ def take_whole(
         part: Structure of what is sent, and of what is wanted of it.
         destination: The caller's place.
         mismatch: Why there is none; raised then.
-        device: Where the content will be moved, as of ``receive_content``.
+        device: Where the content will be moved, as in ``receive_content``.
 
     Returns:
         The content; None if all of it is in its destination.

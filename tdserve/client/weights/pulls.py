@@ -350,7 +350,7 @@ class _Attempt:
     ) -> Content:
         """Receives the leaves that have changed, and checks whether the others still are what they were.
 
-        Arguments and errors as of ``take_whole``.
+        Arguments and errors as in ``take_whole``.
         """
         accepted = reply.accepted
         held = self._held.find(self._wanted.name, destination) if mismatch is None else None

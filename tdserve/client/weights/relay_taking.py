@@ -111,7 +111,7 @@ def receive_kept(
     Args:
         link: Its number at control.
         layout, spec: Layout and structure of what is sent.
-        channel, tag, pool, timeout_s, into: As of ``download.receive_content``.
+        channel, tag, pool, timeout_s, into: As in ``download.receive_content``.
 
     Raises:
         PeerLostError, DeadlineExceededError: The channel is closed, nothing is kept; ``into`` is unchanged.
@@ -143,7 +143,7 @@ def take_relayed(
     Args:
         accepted: The server's message about it.
         verify: Has the server compare the checksums; raises the server's error.
-        layout, spec, pool, into: As of ``receive_kept``.
+        layout, spec, pool, into: As in ``receive_kept``.
         timeout_s: For all of it, however many messages arrive in between.
 
     Raises:

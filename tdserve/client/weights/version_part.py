@@ -25,7 +25,7 @@ class VersionPart(NamedTuple):
     sent: Spec
 
     def decode_values(self, content: bytes, *, allow_pickle: bool) -> tuple[Spec, dict[Path, Any]]:
-        """Decodes the values that came; returns those that are wanted, and the structure that fits them; errors as of
+        """Decodes the values that came; returns those that are wanted, and the structure that fits them; errors as in
         ``decode_values`` of ``value_blocks``."""
         spec, values = decode_values(on_cpu(self.sent), content, allow_pickle=allow_pickle)
         if self.sent is self.wanted:

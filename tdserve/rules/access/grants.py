@@ -42,7 +42,7 @@ class Grant:
     Attributes:
         name: Of the token's entry, for logs and limits.
         role: What its holder may do.
-        stores: Patterns of names, as of ``fnmatch``, of the stores that exist for its holder.
+        stores: Patterns of names, as in ``fnmatch``, of the stores that exist for its holder.
         limits: Its limits.
         expires_s: When it ends, seconds since the epoch.
         key: Digest of the token; no secret by itself, and not shown.
@@ -85,7 +85,7 @@ class Grant:
         return self.has_all_stores or self._any_pattern.match(find_whole(name) or name) is not None
 
     def check(self, kind: str, asked: Any) -> None:
-        """Checks a request; arguments as of ``find_need``.
+        """Checks a request; arguments as in ``find_need``.
 
         Raises:
             PermissionDeniedError: The token does not grant it. Names that it does not include are refused whether or

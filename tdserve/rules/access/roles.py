@@ -55,7 +55,7 @@ class _Rule:
         oneof: Its oneof whose field decides, if ``steps`` has entries.
         steps: Entries of the fields of ``oneof``; a name in one is a field of that message.
         flags: Fields of which each makes it a request that needs ``WRITE``.
-        is_server_wide: As of ``Need``.
+        is_server_wide: As in ``Need``.
     """
 
     role: Role

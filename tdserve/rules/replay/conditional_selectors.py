@@ -314,7 +314,7 @@ class ConditionalSelectors:
         """Takes over the newest version of the table's policy: rows that are too old now may not be drawn.
 
         Very many rows stay members until :meth:`shed_in_pieces`, and :meth:`has` denies their selector. Of another
-        policy, all selectors that a lag limits are dropped. Arguments as of :meth:`Staleness.follow`.
+        policy, all selectors that a lag limits are dropped. Arguments as in :meth:`Staleness.follow`.
         """
         staleness = self.staleness
         if staleness is None or (staleness.uid, staleness.newest) == (uid, newest):

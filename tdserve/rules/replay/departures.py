@@ -24,7 +24,7 @@ from tdserve.rules.replay.table_state import TableState
 class Departures(TableState):
     """A table of which rows are deleted, consumed, discarded, spent, or kept for readers.
 
-    Arguments and errors as of ``TableState``.
+    Arguments and errors as in ``TableState``.
     """
 
     def make_way(self, num_rows: int) -> None:
@@ -282,7 +282,7 @@ class Departures(TableState):
         request: int = 0,
     ) -> Iterator[int]:
         """Has the leases of these rows end at another time, a part at a time, and yields how many rows each part has;
-        arguments and errors as of :meth:`find_acknowledged_in_parts`. In an error nothing was changed."""
+        arguments and errors as in :meth:`find_acknowledged_in_parts`. In an error nothing was changed."""
         for _ in self.find_acknowledged_in_parts(owner, consumer, rows, generations, request=request, event=RENEWING):
             yield 0
         for same in self._iter_same_rows(rows, generations):

@@ -145,7 +145,7 @@ class Leases:
 
         Args:
             now_s: The time; leases that end at it are over.
-            piece_rows: As of ``release_in_pieces``, which yields the same.
+            piece_rows: As in ``release_in_pieces``, which yields the same.
         """
         while (number := self._ends.take_over(now_s)) is not None:
             lease = self._leases[number]

@@ -126,7 +126,7 @@ class Ring:
                 quarantined, in this order in :attr:`quarantined`.
             held: Rows of a partial write that will be completed, see :meth:`hide`; even ones stay live.
             first_generation: That at creation.
-            shared: As of the constructor.
+            shared: As in the constructor.
 
         Raises:
             CorruptDataError: A generation is negative, or the state contradicts the capacity.
@@ -250,7 +250,7 @@ class Ring:
 
     def has_room(self, num_rows: int) -> bool:
         """Returns whether a writer could have ``num_rows``, live ones included: others hold or fill the rest, or it is
-        promised to them, or pinned. Errors as of :meth:`reserve`."""
+        promised to them, or pinned. Errors as in :meth:`reserve`."""
         if num_rows < 1:
             raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} is not at least 1")
         if num_rows > self.capacity:
@@ -376,7 +376,7 @@ class Ring:
         return rows
 
     def claim_promised(self, rows: Rows, evicted: Rows) -> Reservation:
-        """Reserves promised rows for the writer that has claimed them; arguments as of :meth:`claim`."""
+        """Reserves promised rows for the writer that has claimed them; arguments as in :meth:`claim`."""
         self._generations[rows] |= 1
         self._num_live -= len(evicted)
         self._keep_promise(rows)

@@ -107,7 +107,7 @@ class Sampler(ABC):
 
     def compute_unit(self, num_rows: int, capacity: int) -> int:
         """Returns how many rows of a sample of ``num_rows`` are drawn together at least; the sample has a whole number
-        of these units. Errors as of the selector's draw."""
+        of these units. Errors as in the selector's draw."""
         return 1 if self.is_independent or self.is_distinct else num_rows
 
     def weigh_priorities(self, priorities: NDArray[np.float64]) -> NDArray[np.float64] | None:
@@ -134,7 +134,7 @@ class Sampler(ABC):
 
 
 def make_epoch_order(sampler: Any, num_rows: int, *, epoch: int) -> EpochOrder:
-    """Returns the order that a sampler defines for an epoch over a store; arguments as of the sampler's method.
+    """Returns the order that a sampler defines for an epoch over a store; arguments as in the sampler's method.
 
     Args:
         sampler: None for the order of row numbers.

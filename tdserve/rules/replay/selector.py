@@ -94,7 +94,7 @@ class Selector(ABC):
         return float(len(self))
 
     def compute_mass(self, num_rows: int) -> float:
-        """Returns the mass for samples of this many rows, if it depends on that. Errors as of :meth:`draw`."""
+        """Returns the mass for samples of this many rows, if it depends on that. Errors as in :meth:`draw`."""
         return self.mass
 
     @property

@@ -279,7 +279,7 @@ def make_replay_settings(
         remover: None: the default.
         limiter: None: ``Queue(capacity)`` with consumers, so that none of their rows is overwritten, and otherwise
             ``MinSize(min_size)``.
-        consumers, others: As of ``Settings``.
+        consumers, others: As in ``Settings``.
 
     Raises:
         InvalidRequestError, NotSupportedError: They are refused, with the reason.
@@ -298,7 +298,7 @@ def make_queue_settings(max_size: int, *, sampler: Any = None, policy: str = "")
     Args:
         max_size: Rows of the whole queue.
         sampler: The order in which rows are taken; None: ``Fifo()``.
-        policy: As of ``Settings``.
+        policy: As in ``Settings``.
 
     Raises:
         InvalidRequestError: They are refused, with the reason.

@@ -63,7 +63,7 @@ class UncommittedRows(NamedTuple):
         before: Their generations until they are committed.
         after: Their generations then.
         num_evicted: Live rows that they have taken the place of.
-        num_given_up: As of :class:`SharedNumbers`.
+        num_given_up: As in :class:`SharedNumbers`.
     """
 
     rows: Rows
@@ -80,7 +80,7 @@ class FoundRows(NamedTuple):
         rows: Their numbers.
         generations: Their generations: after the copy the reader checks that they are still the same.
         before: Generations of rows that were not committed yet, 0 for the others; None: all were.
-        num_given_up: As of :class:`SharedNumbers`, where some were not committed.
+        num_given_up: As in :class:`SharedNumbers`, where some were not committed.
     """
 
     rows: Rows

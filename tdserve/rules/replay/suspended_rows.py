@@ -17,7 +17,7 @@ class SuspendedRows(RowMask):
         return self._num_rows
 
     def add(self, rows: Rows) -> None:
-        """Adds rows, each named once; errors as of ``RowMask``."""
+        """Adds rows, each named once; errors as in ``RowMask``."""
         super().add(rows)
         self._num_rows += len(rows)
 

@@ -32,7 +32,7 @@ from tdserve.rules.replay.selector import check_distinct
 class Table(Departures):
     """Decides for one replay table. A caller that gets ``None`` waits until something has changed, and asks again.
 
-    Arguments and errors as of ``TableState``.
+    Arguments and errors as in ``TableState``.
     """
 
     # ------------------------------------------------------------ writing
@@ -51,7 +51,7 @@ class Table(Departures):
 
     def begin_reserving(self, num_rows: int) -> bool:
         """Makes way, and returns whether a writer may have ``num_rows`` now. If so, it gets them by
-        :meth:`reserve_part`, and until :meth:`end_reserving` no other writer gets more. Errors as of
+        :meth:`reserve_part`, and until :meth:`end_reserving` no other writer gets more. Errors as in
         :meth:`reserve`."""
         self.make_way(num_rows)
         may_extend = self._may_extend(num_rows)
@@ -129,7 +129,7 @@ class Table(Departures):
         """Makes a writer's rows visible, and returns their generations.
 
         Raises:
-            WrongStateError: As of :meth:`Ring.commit`.
+            WrongStateError: As in :meth:`Ring.commit`.
         """
         generations = self.ring.commit(reservation)
         self._live.add(reservation.rows)
@@ -172,7 +172,7 @@ class Table(Departures):
             replaces: Whether they replace rows that were counted: the limiter has let these through, and does not count
                 them again.
             is_apart: Whether all rows must differ, whatever the sampler; of one batch, drawn at once.
-            whole_rows: As of ``SampleTerms``; the length of slices follows from it.
+            whole_rows: As in ``SampleTerms``; the length of slices follows from it.
             min_rows: On lease, from this many rows on, as many as can be drawn now suffice; 0: all are needed.
 
         Raises:

@@ -95,7 +95,7 @@ class TableState:
         first_generation: int = 2,
         shared: SharedNumbers | None = None,
     ) -> Self:
-        """Restores a table. Arguments and errors as of :meth:`Ring.restore`; there is a row per generation."""
+        """Restores a table. Arguments and errors as in :meth:`Ring.restore`; there is a row per generation."""
         table = cls.__new__(cls)
         table.shared = SharedNumbers() if shared is None else shared
         kept = NO_ROWS if held is None else held

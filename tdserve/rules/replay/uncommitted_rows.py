@@ -21,7 +21,7 @@ class _Extends:
 
     Args:
         first_mark: Mark of the first.
-        num_given_up: As of ``SharedNumbers``.
+        num_given_up: As in ``SharedNumbers``.
         max_rows: Rows of all of them.
     """
 

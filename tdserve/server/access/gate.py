@@ -36,7 +36,7 @@ class Gate:
 
         Args:
             kind: Its kind, and
-            asked: its message, as of ``find_need``.
+            asked: its message, as in ``find_need``.
 
         Raises:
             PermissionDeniedError: The token does not grant it.

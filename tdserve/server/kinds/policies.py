@@ -71,7 +71,7 @@ def refresh_staleness(stores: KindStores, store: OpenedStore) -> Staleness | Non
 
 
 def follow(stores: KindStores, store: OpenedStore, uid: str, newest: int) -> None:
-    """Sets the newest version of a table's policy; arguments as of ``Staleness.follow``. That it is another policy is
+    """Sets the newest version of a table's policy; arguments as in ``Staleness.follow``. That it is another policy is
     recorded at once: after a restart the rows would else be those of the one before."""
     table = store.get_table()
     known = table.selectors.staleness

@@ -85,7 +85,7 @@ class StoreKind(ABC):
     async def make_files(
         self, folder: FilePath, stored: Spec, record: StoreRecord, adopted: Adopted | None
     ) -> list[str]:
-        """Creates the files of a store; arguments and result as of ``row_files.make_files``."""
+        """Creates the files of a store; arguments and result as in ``row_files.make_files``."""
         return await asyncio.to_thread(make_files, folder, stored, record, adopted)
 
     # ------------------------------------------------------------ opening
@@ -123,7 +123,7 @@ class StoreKind(ABC):
         return state
 
     def begin_copy(self, folder: FilePath, record: StoreRecord, state: dict[str, Any], db: CatalogDB) -> dict[str, Any]:
-        """Makes a copy, as of a checkpoint, differ from what the clients of the original may know.
+        """Makes a copy, such as one in a checkpoint, differ from what the clients of the original may know.
 
         Args:
             folder: Its files, which no process has open.

@@ -77,7 +77,7 @@ class MoveRequests:
                 await self.on_session_ended(session.number)
 
     async def serve(self, session: ClientSession, request: int, asked: control_pb2.MoveRequest) -> control_pb2.Done:
-        """Takes one step; errors as of the methods of ``LeavingStores`` and ``ArrivingStores``."""
+        """Takes one step; errors as in the methods of ``LeavingStores`` and ``ArrivingStores``."""
         await inline_tasks.ensure_task()
         step = asked.WhichOneof("step")
         if step in ("list_files", "read", "seal"):

@@ -88,8 +88,9 @@ class RedoEntry:
 
 
 def _encode_near(generations: np.ndarray) -> bytes:
-    """Encodes generations that are near one another, as of rows that were reused unequally often: the smallest one, and
-    a byte for each. Where that is longer, or a byte is too small, encodes them as ``encode_repeats``."""
+    """Encodes generations that are near one another, such as those of rows that were reused unequally often: the
+    smallest one, and a byte for each. Where that is longer, or a byte is too small, encodes them as
+    ``encode_repeats``."""
     content = encode_repeats(generations)
     low = int(generations.min())
     if len(content) <= _GENERATION_NBYTES + len(generations) or int(generations.max()) - low > np.iinfo(np.uint8).max:

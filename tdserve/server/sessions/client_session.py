@@ -83,10 +83,10 @@ class ClientSession:
         answers: Counts the memory of answers to its reads.
         refusals: Counts the refusals that are on their way to the client.
         secret: Shared secret with which both ends of the session's gloo groups prove their identity.
-        begun_s: When it began, as of ``time.monotonic``.
+        begun_s: When it began, by ``time.monotonic``.
         degraded: Stores of a cluster of which parts are out of the client's reach, as it reports.
         bytes_in, bytes_out: Content to the server and from it, as the client reports it.
-        reported_s: When it has last reported, as of ``time.monotonic``; 0.0 before.
+        reported_s: When it has last reported, by ``time.monotonic``; 0.0 before.
         num_requests, num_errors: Requests that have ended, and those of them that have failed.
         spans: Spans of traced requests under way, of which their orders are part.
         known_specs: Structures of versions that the client has sent, each in its latest order of keys, by fingerprint.
@@ -187,7 +187,7 @@ class ClientSession:
         inline_tasks.start(serving, name=self._make_task_name(request), keep=partial(self._keep, request=request))
 
     def authorize(self, kind: str, asked: Any) -> AbstractContextManager[None]:
-        """Returns the context of a request; arguments and errors as of ``Gate.authorize``."""
+        """Returns the context of a request; arguments and errors as in ``Gate.authorize``."""
         return nullcontext() if self._gate is None else self._gate.authorize(self.caller, kind, asked)
 
     def begin(self, request: int) -> None:

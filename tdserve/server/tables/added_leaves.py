@@ -181,7 +181,7 @@ async def _move_files(store: OpenedStore, restructured: Restructured) -> bool:
 
 
 def _apply(store: OpenedStore, added: Spec) -> OpenedStore:
-    """Returns the table as it will be, with the rules and waiters that it has. Errors as of ``AddedLeaves.add``."""
+    """Returns the table as it will be, with the rules and waiters that it has. Errors as in ``AddedLeaves.add``."""
     row_spec = Alteration(added=added).apply(store.get_row_spec(), store=store.name).spec
     spec = KINDS[store.record.kind].make_stored_spec(store.record, row_spec)
     record = replace(

@@ -30,7 +30,7 @@ class Discarding:
     async def finish(
         self, session: ClientSession, store: OpenedStore, max_lag: int | None, conditions: SampleConditions
     ) -> None:
-        """Discards all rows that are too old, however many, before a sample gets in line; arguments as of
+        """Discards all rows that are too old, however many, before a sample gets in line; arguments as in
         :meth:`refresh`.
 
         Raises:

@@ -42,7 +42,7 @@ class RowsInParts:
         self._newest: list[Reservation] = []  # parts that follow them
 
     def begin(self) -> Self | None:
-        """Begins, if the writer may have all rows now; returns None if it must wait. Errors as of ``Table.reserve``."""
+        """Begins, if the writer may have all rows now; returns None if it must wait. Errors as in ``Table.reserve``."""
         return self if self._table.begin_reserving(self.num_missing) else None
 
     def reserve_next(self) -> Reservation | None:

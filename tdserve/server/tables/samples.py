@@ -94,7 +94,7 @@ class _SampleCall:
         return TREE_PIECE_ROWS // 2 if self.conditions.consumer else TREE_PIECE_ROWS
 
     async def make_ready(self) -> None:
-        """Waits until there is a selector for it. Errors as of ``SelectorBuilding.wait_ready``."""
+        """Waits until there is a selector for it. Errors as in ``SelectorBuilding.wait_ready``."""
         session, store, num_rows = self.session, self.store, self.whole_rows
         await self.selector_building.wait_ready(session, store, self.conditions, num_rows, self.deadline)
 

@@ -415,7 +415,7 @@ def _check_of(store: OpenedStore, asked: control_pb2.WriteRequest, expected: Gen
     """Returns a check that rows of a replay are still those that a write means.
 
     Args:
-        expected: As of :func:`find_expected`.
+        expected: As in :func:`find_expected`.
 
     Raises:
         InvalidRequestError: The write has leaves that the table's rules need.

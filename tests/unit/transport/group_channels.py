@@ -68,7 +68,7 @@ class Channels:
 
 @contextmanager
 def open_channels(size: int, names: Sequence[str] = ()) -> Iterator[Channels]:
-    """Makes channels of so many ranks; ``names`` as of ``GroupChannel.peers``."""
+    """Makes channels of so many ranks; ``names`` as in ``GroupChannel.peers``."""
     channels = Channels(size, names)
     try:
         yield channels
