@@ -57,10 +57,10 @@ class Client(TensorDictClient):
     ForkedClientError, since its threads and sockets do not exist there; its handles continue with a client of the
     child's own.
 
-    Use it as a context manager, or call ``close``. One that is dropped ends by itself, in another thread, with a
-    ResourceWarning, once nothing that it handed out is left either: handles, iterators, writers, subscriptions, groups,
-    rows on lease, and calls under way all keep it. Its threads do not. A client of several servers, and any that is
-    in a reference cycle, waits for Python's next garbage collection. What is alive at the end of the program ends there
+    Use it as a context manager, or call ``close``. A client that is dropped is closed in another thread, with a
+    ResourceWarning, once nothing that it handed out is left: handles, iterators, writers, subscriptions, groups, rows
+    on lease, and calls under way keep it alive; its threads do not. A client of several servers, and any that is in a
+    reference cycle, waits for Python's next garbage collection. What is alive at the end of the program ends there
     without a warning.
 
     It reconnects by itself: a call during a restart of the server continues when the server is back, or ends at its
@@ -69,8 +69,8 @@ class Client(TensorDictClient):
     Args:
         address: ``host:port`` of the server.
         transport: How content moves. ``"auto"`` takes the best one available: ``"shm"`` on the server's machine,
-            ``"nccl"`` if ``device`` is a GPU and the server has another, else ``"gloo"``. Any other is used, or the
-            client raises.
+            ``"nccl"`` if ``device`` is a GPU and the server has another, else ``"gloo"``. Any other is used as given,
+            or the client raises.
         token: Bearer token, if the server requires one.
         timeout_s: Default for every call, seconds.
         allow_pickle: Whether non-tensor values of any type may be sent: those without a codec are pickled, and
@@ -432,7 +432,7 @@ class Client(TensorDictClient):
                 given; 0 leaves the choice to the server.
             dtype: Floating-point leaves are converted to it before they are sent.
             return_early: True returns a future at once. The tensors are read later, also over shared memory: neither
-                they nor ``metadata`` may change before it is done, so no optimizer step.
+                they nor ``metadata`` may change before it is done, so do not step the optimizer.
 
         Returns:
             The version, or a future of it; it becomes visible as a whole, and not before. Versions of one client are
@@ -641,8 +641,8 @@ class Client(TensorDictClient):
         Stores are copied while they serve; then all are paused for some tens of milliseconds, and the changes since are
         saved apart: the checkpoint has all of them as they were at that moment. If a client is in the middle of a write
         that lasts longer than two seconds, they serve again, and the pause is tried again. What an earlier checkpoint
-        of the same place has is not written again. No other client may write checkpoints to it meanwhile. Adopted
-        folders are not in it. Threads: safe.
+        of the same place has is not written again. No other client may write checkpoints to it at the same time.
+        Adopted folders are not in it. Threads: safe.
 
         Args:
             place: Path of a folder here, on the client's machine, or a URL of fsspec such as ``"s3://bucket/run"``.
@@ -654,8 +654,8 @@ class Client(TensorDictClient):
             The checkpoint: ``id``, ``nbytes``, ``written_nbytes``, ``paused_s``, ``left_out``.
 
         Raises:
-            DeadlineExceededError: The time was over; the error names a store that a client was writing whenever it was
-                tried. The place has the checkpoints that it had.
+            DeadlineExceededError: The time was over; the error names a store that a client was writing at each attempt.
+                The place has the checkpoints that it had.
             CapacityError: The place, or the server's disk, is full. The place has the checkpoints that it had.
             InvalidRequestError: The place is in the root of a server, whose next start would remove it, or cannot be
                 written.
@@ -676,8 +676,8 @@ class Client(TensorDictClient):
         """Brings stores of a checkpoint back, as new stores of this server; its other stores are unaffected.
 
         Rows have the numbers, priorities and order that they had; generations and later versions get other numbers, so
-        so that no client takes them for what came after the checkpoint. Versions continue a million higher, and no lag
-        counts those that there never were. Threads: safe.
+        that no client takes them for what came after the checkpoint. Versions continue a million higher, which no lag
+        counts. Threads: safe.
 
         Args:
             place: As in ``checkpoint``.

@@ -172,8 +172,8 @@ class KeyedHandle(EntryMapping, ByAddress):
     ) -> Any:
         """Returns entries as ``get`` does, and deletes them, all or none. Of several callers one gets an entry.
 
-        The content is here before anything is deleted, so nothing is lost if the call is retried within. Arguments as
-        in ``get``; with ``default`` absent keys are no error.
+        The content is here before anything is deleted, so nothing is lost if the call is retried in between. Arguments
+        as in ``get``; with ``default`` absent keys are no error.
 
         Raises:
             KeyNotFoundError: As in ``get``. Nothing was deleted.

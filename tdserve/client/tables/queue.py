@@ -49,10 +49,10 @@ class QueueHandle(LeasingTableHandle):
                 exit, and given back on an exception. That end may take the client's default timeout, and not
                 ``timeout_s``, since the block may last long. False returns the rows, to be acknowledged with
                 :meth:`ack`, whose timeout can be given.
-            lease_s: The server gives the rows back to others this many seconds after it has chosen them (the time until
-                they are here counts), unless they were acknowledged by then, or their lease was renewed
-                (:meth:`Taken.renew`, :meth:`renew`); an acknowledgement that comes later raises WrongStateError. For
-                consumers that may hang. None: they are yours for as long as the session lasts.
+            lease_s: The server gives the rows back to others this many seconds after it has chosen them (the transfer
+                included), unless they were acknowledged by then, or their lease was renewed (:meth:`Taken.renew`,
+                :meth:`renew`); an acknowledgement that comes later raises WrongStateError. For consumers that may hang.
+                None: the lease lasts as long as the session.
             pad: Pads ragged tensors to the longest, as in ``ReplayHandle.sample``.
             numpy: True returns a dict of NumPy arrays; None is the client's setting.
             timeout_s: Seconds to wait for that many (``min_rows``, if given), not for the end of the block; None is the
@@ -72,7 +72,7 @@ class QueueHandle(LeasingTableHandle):
 
         Args:
             rows: What ``take(n, ack=False)`` has returned, or rows of it with their ``index`` (and ``generation``, so
-                that no row is meant that has its number by now).
+                that a newer row with the same number is not meant).
             timeout_s: None is the client's default.
 
         Raises:
@@ -94,8 +94,8 @@ class QueueHandle(LeasingTableHandle):
             lease_s: Seconds.
 
         Raises:
-            WrongStateError: This client does not hold them any more: the lease was over before, say. Nothing was
-                changed.
+            WrongStateError: This client does not hold them any more, for example because the lease was over. Nothing
+                was changed.
         """
         query = self.make_query(is_lease=True)
         seconds = choose_lease_s(query, lease_s)

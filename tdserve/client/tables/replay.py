@@ -66,15 +66,15 @@ class ReplayHandle(LeasingTableHandle):
         that was restarted, gets the same rows in the same order, also after a restart of the server. A table
         keeps the draws of 16 steps. Until then no writer gets their rows, and rows that reach
         ``max_times_sampled`` stay readable. A writer that needs the room waits until all ranks have asked for a
-        later step than the first that is kept, which is then forgotten; so a table that is not much larger than
-        a draw makes writers and ranks keep step. Leaves that are written after the draw are seen by those who
-        read later, and rows that are deleted end their share.
+        later step than the first that is kept, which is then forgotten; so a table that is not much larger than a draw
+        makes writers and ranks keep step. Ranks that read later see leaves that were written after the draw; if rows
+        are deleted, their share ends.
 
         Args:
             num_rows: At least 1. With ``rank`` the rows of each rank.
             rank: Which share, from 0; the ranks that work on the same rows pass the same number.
             world_size: Number of shares; the same for all ranks of a step, as all arguments but ``rank`` and ``pad``.
-            step: The step; any number of at least 0 that was not forgotten. None is the step behind the last one that
+            step: The step; any number of at least 0 that was not forgotten. None is the step after the last one that
                 this client has had of this table for this rank and number of ranks, at first 0. So all its handles of
                 the table share one count, with :meth:`batches`, and a call that names a step sets it. A call that fails
                 is not counted.
@@ -177,7 +177,7 @@ class ReplayHandle(LeasingTableHandle):
         numpy: bool | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Draws rows for a consumer, which count as had once they are acknowledged.
+        """Draws rows for a consumer; it has had them once they are acknowledged.
 
         Rows that are too old for ``max_lag`` stay in the table for other consumers, unless the table was created with
         ``consumers=``: there they are discarded, as in a queue.
@@ -189,10 +189,10 @@ class ReplayHandle(LeasingTableHandle):
             ack: True returns a context manager: the rows are acknowledged at a clean exit, and given back on an
                 exception. That end may take the client's default timeout, and not ``timeout_s``, since the block may
                 last long. False returns the rows, to be acknowledged with :meth:`ack`, whose timeout can be given.
-            lease_s: The server gives the rows back to others this many seconds after it has chosen them (the time until
-                they are here counts), unless they were acknowledged by then, or their lease was renewed
-                (:meth:`Taken.renew`, :meth:`renew`); an acknowledgement that comes later raises WrongStateError. For
-                consumers that may hang. None: they are yours for as long as the session lasts.
+            lease_s: The server gives the rows back to others this many seconds after it has chosen them (the transfer
+                included), unless they were acknowledged by then, or their lease was renewed (:meth:`Taken.renew`,
+                :meth:`renew`); an acknowledgement that comes later raises WrongStateError. For consumers that may hang.
+                None: the lease lasts as long as the session.
 
         Other arguments and errors as in :meth:`sample`.
         """
@@ -206,7 +206,7 @@ class ReplayHandle(LeasingTableHandle):
 
         Args:
             rows: What ``take(n, ack=False)`` has returned, or rows of it with their ``index`` (and ``generation``, so
-                that no row is meant that has its number by now).
+                that a newer row with the same number is not meant).
             consumer: Who took them.
             timeout_s: None is the client's default.
 
@@ -227,8 +227,8 @@ class ReplayHandle(LeasingTableHandle):
             lease_s: Seconds.
 
         Raises:
-            WrongStateError: This client does not hold them any more: the lease was over before, say. Nothing was
-                changed.
+            WrongStateError: This client does not hold them any more, for example because the lease was over. Nothing
+                was changed.
         """
         query = self.make_query(Conditions(consumer=consumer), is_lease=True)
         seconds = choose_lease_s(query, lease_s)
@@ -253,7 +253,7 @@ class ReplayHandle(LeasingTableHandle):
             return_early: True returns a future at once; the arguments are copied before.
 
         Returns:
-            The number of rows that were skipped, because they were overwritten or deleted meanwhile, or a future of it.
+            The number of rows that were skipped, because they were overwritten or deleted since, or a future of it.
 
         Raises:
             InvalidRequestError: A priority is negative or not finite, or the table has no priorities. Nothing was
@@ -312,7 +312,7 @@ class ReplayHandle(LeasingTableHandle):
         Args:
             num_rows: Rows of each batch.
             rank, world_size, run, balance: As in :meth:`sample`: each batch is the share of the next step.
-            step: The first step; None continues behind the last step that :meth:`sample` or an iterator has returned to
+            step: The first step; None continues after the last step that :meth:`sample` or an iterator has returned to
                 this client, as :meth:`sample` does. A batch is counted when it is returned: those that were prefetched
                 and not returned come again.
             prefetch: Batches under way or waiting, at most; several of them share one message. What was drawn when the

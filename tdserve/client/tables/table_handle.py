@@ -79,7 +79,7 @@ class TableHandle(FollowedTable):
     def measure_length(self) -> int:
         """Returns the number of rows that are live or being overwritten: of a full ring always its capacity.
 
-        This is the length as buffers in one process have it; ``len`` counts what can be read at this moment.
+        This is the length that buffers in one process have; ``len`` counts what can be read at this moment.
         """
         counts = self._ask_counts()
         return counts.rows + counts.overwritten
@@ -415,7 +415,7 @@ class TableHandle(FollowedTable):
         """Deletes all rows and resets the limiter; returns how many rows there were.
 
         With very many rows this takes a while, during which other clients see fewer and fewer. Rows that are written
-        meanwhile stay.
+        during that time stay.
 
         Args:
             reset_counts: Also resets ``inserts``, as shown by ``info`` and ``counts``, to 0.
