@@ -84,49 +84,49 @@ class PartlyMappedMover(ClientMover):
         return self._writes.open_claim(name, stored, claim)
 
     def find_known(self, name: str, spec: Spec) -> MappedStore | None:
-        """See MappedMover."""
+        """See ``MappedMover``."""
         return self._reads.find_known(name, spec)
 
     def open_mapped(self, name: str, spec: Spec, accepted: control_pb2.Accepted) -> MappedStore:
-        """See MappedMover."""
+        """See ``MappedMover``."""
         return self._reads.open_mapped(name, spec, accepted)
 
     def take_rows(self, reply: Reply, wanted: WantedRows) -> Content:
-        """See MappedMover."""
+        """See ``MappedMover``."""
         return self._reads.take_rows(reply, wanted)
 
     def read_listed(self, wanted: WantedRows, selection: Selection) -> Content | None:
-        """See MappedMover."""
+        """See ``MappedMover``."""
         return self._reads.read_listed(wanted, selection)
 
     def draw_rows(self, wanted: WantedRows, num_rows: int, *, is_counted: bool) -> Content | None:
-        """See MappedMover."""
+        """See ``MappedMover``."""
         return self._reads.draw_rows(wanted, num_rows, is_counted=is_counted)
 
     def read_known(self, wanted: WantedSelection, stored: Spec, request: int, deadline: Deadline) -> Content | None:
-        """See MappedMover."""
+        """See ``MappedMover``."""
         return self._reads.read_known(wanted, stored, request, deadline)
 
     def take_selection(self, reply: Reply, wanted: WantedSelection, stored: Spec) -> Content:
-        """See MappedMover."""
+        """See ``MappedMover``."""
         return self._reads.take_selection(reply, wanted, stored)
 
     def find_entries(self, name: str, stored: Spec, keys: Sequence[bytes]) -> FoundEntries | None:
-        """See what moves entries."""
+        """See ``ClientMover``; delegates to the mover of entries."""
         return self._entries.find_entries(name, stored, keys)
 
     def take_entries(self, reply: Reply, name: str, stored: Spec, keys: Sequence[bytes]) -> FoundEntries:
-        """See what moves entries."""
+        """See ``ClientMover``; delegates to the mover of entries."""
         return self._entries.take_entries(reply, name, stored, keys)
 
     def locate(self, path: str, uid: str) -> AbstractContextManager[Path]:
-        """See MappedMover."""
+        """See ``MappedMover``."""
         return self._reads.locate(path, uid)
 
     def check_maps(self, what: str, *, writable: bool) -> None:
-        """See MappedMover."""
+        """See ``MappedMover``."""
         self._reads.check_maps(what, writable=writable)
 
     def forget_deleted(self) -> None:
-        """See MappedMover."""
+        """See ``MappedMover``."""
         self._reads.forget_deleted()
