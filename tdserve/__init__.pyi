@@ -91,10 +91,10 @@ from tdserve.client.kv.keyed_handle import (
 )
 from tdserve.client.moves.manifest import Checkpoint as Checkpoint
 from tdserve.client.moves.server_checkpoints import list_checkpoints as list_checkpoints
-from tdserve.client.session.call_deadline import (
+from tdserve.client.session.calls.call_deadline import (
     within as within,
 )
-from tdserve.client.session.description import (
+from tdserve.client.session.catalog.description import (
     StoreDescription as StoreDescription,
     VersionInfo as VersionInfo,
 )
@@ -133,23 +133,23 @@ from tdserve.rules.replay.limiter import (
     Queue as Queue,
     SampleToInsertRatio as SampleToInsertRatio,
 )
-from tdserve.rules.replay.order import (
+from tdserve.rules.replay.samplers.order import (
     Fifo as Fifo,
     Lifo as Lifo,
 )
-from tdserve.rules.replay.prioritized import (
+from tdserve.rules.replay.samplers.prioritized import (
     Prioritized as Prioritized,
 )
-from tdserve.rules.replay.priority_order import (
+from tdserve.rules.replay.samplers.priority_order import (
     HighestPriority as HighestPriority,
     LowestPriority as LowestPriority,
 )
-from tdserve.rules.replay.sampler import (
+from tdserve.rules.replay.samplers.sampler import (
     Uniform as Uniform,
 )
-from tdserve.rules.replay.slices import (
+from tdserve.rules.replay.samplers.slices import (
     Slices as Slices,
 )
-from tdserve.rules.replay.without_replacement import (
+from tdserve.rules.replay.samplers.without_replacement import (
     WithoutReplacement as WithoutReplacement,
 )

@@ -18,9 +18,9 @@ from tensordict import NonTensorData, TensorDict
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.client.connecting import connect
-from tdserve.structure.array_views import to_arrays
+from tdserve.structure.building.array_views import to_arrays
 from tdserve.structure.tensordict_private import entries_of
-from tdserve.structure.tree import Path
+from tdserve.structure.trees.tree import Path
 
 BLOCK_NBYTES = 32 * 1024 * 1024
 """Rows of one block, which are in a task's memory at a time."""

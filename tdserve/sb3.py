@@ -32,7 +32,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.client import Client
 from tdserve.client.connecting import connect
-from tdserve.client.session.call_conditions import is_passing
+from tdserve.client.session.calls.call_conditions import is_passing
 from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.tables.replay import ReplayHandle
 

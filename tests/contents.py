@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tdserve.client.content.leaves import make_leaves
 from tdserve.messages.content import write_layout
-from tdserve.structure.capture import Captured
+from tdserve.structure.captures.capture import Captured
 from tdserve.transport.sources_sinks import LeafBuffers
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2

@@ -19,7 +19,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.errors import TDServeError
 from tdserve.bench.cpu_times import wait_for_processes
-from tdserve.store.environment_scan import count_used_bytes
+from tdserve.store.durability.environment_scan import count_used_bytes
 
 NUM_SESSIONS = 60
 NUM_STORES = 2_000

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict
 
-from tdserve.structure.torch_types import TO_TORCH
+from tdserve.structure.tensors.torch_types import TO_TORCH
 
 RESERVED = ("_total_bytes", "cls", "leaves", "size", "shape", "device", "_type", "non_tensors", "cls_metadata", "data")
 ODD = ("", ".", "..", "a/b", "a.b", " ", "a b", "ä", "😀", "\x00", "__metadata__", "batch_size", "_tensordict")

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from tdserve.base.errors import ClosedError
-from tdserve.client.session.awaitable_future import AwaitableFuture
-from tdserve.client.session.cancellation import Cancellation
+from tdserve.client.session.calls.awaitable_future import AwaitableFuture
+from tdserve.client.session.calls.cancellation import Cancellation
 
 _Result = TypeVar("_Result")
 

@@ -21,7 +21,7 @@ from tdserve.aio.async_handles import (
 from tdserve.aio.async_objects import AsyncSequence, make_coroutine, make_handle_coroutine, make_opening
 from tdserve.base.integers import check_integer
 from tdserve.client import client as sync, connecting
-from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.calls.awaitable_future import AwaitableFuture
 from tdserve.client.session.session_client import SessionClient
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 
 from tdserve.aio.async_calls import WRAPPERS, Calls, OpeningCall
 from tdserve.base.errors import InvalidRequestError, TDServeError
-from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.calls.awaitable_future import AwaitableFuture
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -1,4 +1,5 @@
-"""How a process begins that the server has started as a client of its own (``tdserve.server.client_process``)."""
+"""How a process begins that the server has started as a client of its own
+(``tdserve.server.processes.client_process``)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tdserve.bench.cost_model import PARTS
 from tdserve.bench.figures import Figure
-from tdserve.store.catalog_db import MAX_CATALOG_BYTES
+from tdserve.store.database.catalog_db import MAX_CATALOG_BYTES
 
 SERVER_PARTS = PARTS[:2]
 

@@ -12,10 +12,10 @@ from tdserve.bench.call_costs import CallCosts
 from tdserve.bench.simulated_time import Process, SimulatedTime, Station
 from tdserve.rules.lost_servers import REACH_S, LostServers
 from tdserve.rules.placement import choose_servers, choose_writer_shard, list_shards_to_try
-from tdserve.rules.replay.conditions import PLAIN
+from tdserve.rules.replay.eligibility.conditions import PLAIN
 from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.plans import Arrival, SamplePlan
-from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.samplers.prioritized import Prioritized
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
 from tdserve.rules.shard_division import FRESH_S, KnownMasses, ShardMass, divide_sample

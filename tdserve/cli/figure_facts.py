@@ -7,7 +7,7 @@ from typing import Any
 from tdserve.cli.hidden_figures import mark_hidden
 from tdserve.cli.server_figures import ServerFigures
 from tdserve.cli.sessions import flatten_session
-from tdserve.client.session.message_facts import to_facts
+from tdserve.client.session.catalog.message_facts import to_facts
 from tdserve.messages.store_figures import find_num_rows, find_version
 from tdserve.messages.store_kinds import name_counted_kind, name_kind
 

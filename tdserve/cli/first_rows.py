@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tdserve.base.errors import DeadlineExceededError
 from tdserve.cli.render import format_cell, format_key
-from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf
+from tdserve.structure.trees.nodes import Node, Path, TensorLeaf, ValueLeaf
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from tdserve.client.client import Client
     from tdserve.client.cluster.cluster_client import ClusterClient
     from tdserve.client.kv.keyed_handle import KeyedHandle
-    from tdserve.client.session.description import StoreDescription
+    from tdserve.client.session.catalog.description import StoreDescription
 
 
 def read_first_columns(client: Client | ClusterClient, name: str, num_rows: int) -> tuple[Any, list[Column]]:
     """Reads rows as ``read_first_rows`` does; returns them, and their leaves. Instances of classes that this process
     does not know are read as the tensordicts in them."""
-    from tdserve.structure.instances import allow_unknown_classes  # imports torch
+    from tdserve.structure.tensordicts.instances import allow_unknown_classes  # imports torch
 
     with allow_unknown_classes():
         content = read_first_rows(client, name, num_rows)
@@ -93,7 +93,7 @@ class Column(NamedTuple):
 
 def iter_columns(content: TensorDictBase) -> Iterator[Column]:
     """Yields every leaf of a tensordict or tensorclass, in the order of its keys."""
-    from tdserve.structure.capture import capture  # imports torch
+    from tdserve.structure.captures.capture import capture  # imports torch
 
     captured = capture(content)
     has_rows = bool(captured.spec.batch_size)
@@ -129,7 +129,7 @@ def _to_plain(entry: Any) -> Any:
     """Returns an entry of any kind as dicts and lists."""
     from tensordict import NonTensorData, NonTensorStack  # imports torch
 
-    from tdserve.structure.instances import find_content
+    from tdserve.structure.tensordicts.instances import find_content
 
     if isinstance(entry, list):
         return [_to_plain(row) for row in entry]

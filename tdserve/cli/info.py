@@ -15,7 +15,7 @@ from tdserve.cli.ls import show_kind
 from tdserve.cli.options import Inquiry, asks_server, report_lost
 from tdserve.cli.render import escape_unprintable, format_duration, format_nbytes, print_json, print_table, to_jsonable
 from tdserve.client.cluster.cluster_catalog import ClusterCatalog
-from tdserve.client.session.structure_leaves import describe_leaves
+from tdserve.client.session.catalog.structure_leaves import describe_leaves
 
 DURATIONS = ("uptime_s", "checkpoint_age_s")
 

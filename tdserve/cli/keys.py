@@ -10,7 +10,7 @@ import click
 from tdserve.cli.leaf_table import is_on_terminal, print_leaves, print_tree
 from tdserve.cli.options import Inquiry, asks_server, report_left_out, report_lost, take_store
 from tdserve.cli.render import format_key, print_json, print_lines
-from tdserve.client.session.structure_leaves import describe_leaves
+from tdserve.client.session.catalog.structure_leaves import describe_leaves
 
 
 @click.command()

@@ -9,8 +9,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from tdserve.cli.render import escape_unprintable, format_key, format_nbytes, print_table
-from tdserve.client.session.structure_leaves import Leaf
-from tdserve.structure.tree import Path
+from tdserve.client.session.catalog.structure_leaves import Leaf
+from tdserve.structure.trees.tree import Path
 
 COLUMNS = ("key", "type", "shape", "bytes")
 

@@ -12,8 +12,8 @@ from tdserve.base.errors import CorruptDataError, StoreNotFoundError
 from tdserve.cli.options import Inquiry, asks_server, report_lost
 from tdserve.cli.render import escape_unprintable, format_duration, format_nbytes, print_json, print_lines, print_table
 from tdserve.client.cluster.cluster_catalog import ClusterCatalog
-from tdserve.client.session.catalog_client import CatalogClient
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.catalog.catalog_client import CatalogClient
+from tdserve.client.session.catalog.description import StoreDescription
 
 if TYPE_CHECKING:
     from click import Context, Parameter

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tdserve.rules.replay.ring import ROW_ID_MASK
+from tdserve.rules.replay.allocation.ring import ROW_ID_MASK
 
 MAX_NEW_ROWS = 1000
 """Most rows of one look; those before them are counted."""
@@ -97,7 +97,7 @@ class NewRows:
     def _look(self, facts: dict[str, Any], num_rows: int, max_rows: int, before: _Window) -> LatestRows:
         import torch
 
-        from tdserve.structure.instances import allow_unknown_classes
+        from tdserve.structure.tensordicts.instances import allow_unknown_classes
 
         with allow_unknown_classes():
             parts = [self._table.read_numbered(part) for part in self._choose(facts, num_rows)]

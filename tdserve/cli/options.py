@@ -18,7 +18,7 @@ from tdserve.cli.held_warnings import hold_warnings
 from tdserve.cli.render import print_json, to_one_line
 from tdserve.client.cluster.cluster_catalog import ClusterCatalog
 from tdserve.client.cluster.membership import is_of_cluster, read_membership
-from tdserve.client.session.catalog_client import CatalogClient
+from tdserve.client.session.catalog.catalog_client import CatalogClient
 
 if TYPE_CHECKING:
     from tdserve.client.client import Client

@@ -15,7 +15,7 @@ from tdserve.base.errors import InvalidRequestError, RootInUseError
 from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.progress import ProgressLine
 from tdserve.cli.render import escape_unprintable, format_nbytes, print_lines
-from tdserve.store.root import RESTORING_FOLDER, Root, move_staged_root
+from tdserve.store.roots.root import RESTORING_FOLDER, Root, move_staged_root
 
 if TYPE_CHECKING:
     from tdserve.client.client import Client

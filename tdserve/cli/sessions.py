@@ -13,7 +13,7 @@ from tdserve.cli.narrow_table import Narrowing, make_narrow_table
 from tdserve.cli.options import Inquiry, asks_server
 from tdserve.cli.render import format_duration, format_nbytes, print_table, to_one_line
 from tdserve.cli.server_figures import list_lost, open_figures
-from tdserve.client.session.message_facts import to_facts
+from tdserve.client.session.catalog.message_facts import to_facts
 
 COLUMNS = (
     *("session", "host", "pid", "transport", "worker", "open", "requests", "errors", "in", "out", "under way"),

@@ -141,7 +141,7 @@ def _list_lines(found: LatestRows) -> list[tuple[str, Any]]:
 
 
 def _look_at_rows(client: Client | ClusterClient, name: str, num_rows: int) -> Look:
-    from tdserve.structure.instances import allow_unknown_classes  # imports torch
+    from tdserve.structure.tensordicts.instances import allow_unknown_classes  # imports torch
 
     shown = -1
 

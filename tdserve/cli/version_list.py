@@ -10,7 +10,7 @@ import click
 from tdserve.base.errors import WrongStateError
 from tdserve.cli.options import Inquiry, asks_server, take_store
 from tdserve.cli.render import escape_unprintable, format_cell, format_duration, format_nbytes, print_table
-from tdserve.client.session.description import VersionInfo
+from tdserve.client.session.catalog.description import VersionInfo
 
 COLUMNS = ("version", "size", "published", "age", "metadata")
 

@@ -25,12 +25,12 @@ from tdserve.client.moves.checkpoint_writer import OnCheckpoint
 from tdserve.client.moves.manifest import Checkpoint
 from tdserve.client.moves.server_checkpoints import CHECKPOINT_TIMEOUT_S, Place, checkpoint_server, restore_server
 from tdserve.client.session.by_address import OfProcess
-from tdserve.client.session.catalog_client import ONCE, Once
-from tdserve.client.session.client_mover import ClientMover
-from tdserve.client.session.description import StoreDescription, VersionInfo
+from tdserve.client.session.catalog.catalog_client import ONCE, Once
+from tdserve.client.session.catalog.description import StoreDescription, VersionInfo
+from tdserve.client.session.catalog.store_options import StoreOptions
+from tdserve.client.session.requests.client_mover import ClientMover
 from tdserve.client.session.session import Session
 from tdserve.client.session.store_changes import delete_store
-from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tables.new_table import create_table
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
@@ -44,8 +44,8 @@ from tdserve.rules.catalog import Durability
 from tdserve.rules.kv.keyed_settings import Eviction
 from tdserve.rules.placement import OnShardLoss, Shards, check_one_shard
 from tdserve.rules.replay.settings import Settings, make_queue_settings, make_replay_settings
-from tdserve.structure.declaring import Declared
-from tdserve.structure.tree import Path
+from tdserve.structure.captures.declaring import Declared
+from tdserve.structure.trees.tree import Path
 
 AnyHandle = StoreHandle | ReplayHandle | QueueHandle | KeyedHandle
 _Handle = TypeVar("_Handle", bound=AnyHandle)

@@ -22,18 +22,18 @@ from tdserve.base.errors import (
 )
 from tdserve.messages.layout import Layout
 from tdserve.rules.catalog import DEFAULT_MAX_OBJECT_BYTES, explain_read_only, make_identity
-from tdserve.rules.replay.ring import compute_first_generation
-from tdserve.rules.replay.shared_numbers import SharedNumbers
-from tdserve.rules.replay.uncommitted_rows import OwnUncommittedRows
-from tdserve.store import object_folders
-from tdserve.store.adopted import Adopted
-from tdserve.store.entry_tables import EntryTables
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
-from tdserve.store.mapping import open_leaves
-from tdserve.store.objects import Objects
-from tdserve.store.row_comparison import RowComparison, is_compared
-from tdserve.structure import codec
-from tdserve.structure.tree import Path, Spec
+from tdserve.rules.replay.allocation.ring import compute_first_generation
+from tdserve.rules.replay.allocation.shared_numbers import SharedNumbers
+from tdserve.rules.replay.allocation.uncommitted_rows import OwnUncommittedRows
+from tdserve.store.durability.row_comparison import RowComparison, is_compared
+from tdserve.store.rows.adopted import Adopted
+from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.rows.mapping import open_leaves
+from tdserve.store.values import object_folders
+from tdserve.store.values.entry_tables import EntryTables
+from tdserve.store.values.objects import Objects
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.tree import Path, Spec
 from tdserve.transport.sources_sinks import view_rows
 from tdserve.v1 import control_pb2, spec_pb2, worker_pb2
 

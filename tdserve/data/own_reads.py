@@ -10,7 +10,7 @@ from tdserve.data.mapped_stores import MappedStore
 from tdserve.messages.row_numbers import Rows
 from tdserve.messages.selection.items import is_mask
 from tdserve.messages.selection.selection import Selection
-from tdserve.rules.replay.shared_numbers import NO_READER, FoundRows
+from tdserve.rules.replay.allocation.shared_numbers import NO_READER, FoundRows
 
 
 class OwnReads:

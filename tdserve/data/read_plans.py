@@ -16,8 +16,8 @@ from tdserve.messages.content import ReadStatus, decode_paths, make_status_colum
 from tdserve.messages.layout import Layout
 from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.messages.selection.torch_selection import to_torch_index
-from tdserve.structure.torch_types import to_indexable
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.tensors.torch_types import to_indexable
+from tdserve.structure.trees.tree import Path, Spec
 from tdserve.transport.sources_sinks import IndexedSource, RowBuffers, Trailer
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 

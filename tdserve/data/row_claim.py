@@ -12,7 +12,7 @@ from tdserve.base.failpoints import reach
 from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.places import Places
 from tdserve.messages.row_numbers import Rows
-from tdserve.store.claim_file import ClaimedRows, ClaimFile
+from tdserve.store.rows.claim_file import ClaimedRows, ClaimFile
 from tdserve.v1 import control_pb2
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tdserve.data.mapped_stores import MappedStore
 from tdserve.messages.content import ReadStatus, make_status_column, mark_torn
 from tdserve.messages.layout import Layout
-from tdserve.rules.replay.shared_numbers import FoundRows
+from tdserve.rules.replay.allocation.shared_numbers import FoundRows
 from tdserve.transport.sources_sinks import RowBuffers
 
 

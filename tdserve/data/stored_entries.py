@@ -12,9 +12,9 @@ from tdserve.base.ids import REQUEST_BYTES
 from tdserve.data.mapped_stores import MappedStore
 from tdserve.rules.kv.entry_changes import ABSENT, Entries, put_entries, remove_entries
 from tdserve.rules.kv.keyed_settings import KeyedSettings
-from tdserve.store.entry_tables import EntryTables, FoundEntries
-from tdserve.store.objects import Count
-from tdserve.store.spools import read_spooled
+from tdserve.store.exchange.spools import read_spooled
+from tdserve.store.values.entry_tables import EntryTables, FoundEntries
+from tdserve.store.values.objects import Count
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.values.value_columns import Buffer, ValueColumn, decode_block, encode_block
 

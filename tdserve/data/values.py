@@ -15,11 +15,11 @@ from tdserve.data.mapped_stores import MappedStore
 from tdserve.messages.content import has_bundles
 from tdserve.messages.row_numbers import decode_rows, spread
 from tdserve.messages.selection.selection import from_message
-from tdserve.store.objects import Count, ObjectColumn
-from tdserve.store.spools import read_spooled
-from tdserve.structure import codec
-from tdserve.structure.torch_types import to_indexable
-from tdserve.structure.tree import Path
+from tdserve.store.exchange.spools import read_spooled
+from tdserve.store.values.objects import Count, ObjectColumn
+from tdserve.structure.tensors.torch_types import to_indexable
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.tree import Path
 from tdserve.v1 import content_pb2, worker_pb2
 from tdserve.values.value_bundles import Unbundled, encode_bundles
 from tdserve.values.value_codec import NONE

@@ -21,7 +21,7 @@ from tdserve.base.ids import check_store_name
 from tdserve.base.integers import check_version
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_client import ClusterClient
-from tdserve.client.session.call_deadline import begin_call, within
+from tdserve.client.session.calls.call_deadline import begin_call, within
 from tdserve.client.weights.pulls import Weights
 from tdserve.client.weights.subscription import Subscription
 from tdserve.dtensor.sharded_publish import Ranks, ShardedPublish, check_client, list_stored_parts

@@ -12,7 +12,7 @@ from tdserve.base.errors import SpecMismatchError
 from tdserve.client.weights.module_misfits import COMPILED, make_misfit_error
 from tdserve.dtensor.sharded_index import IndexedLeaf, ShardedIndex
 from tdserve.dtensor.state_leaves import StateLeaf, StateLeaves
-from tdserve.structure.tree import TensorLeaf
+from tdserve.structure.trees.tree import TensorLeaf
 
 SKIP = "strict=False leaves such leaves out"
 WAYS = (SKIP, "read into its state_dict(), which shares its memory, without this key")

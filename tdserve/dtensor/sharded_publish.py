@@ -27,14 +27,14 @@ from tdserve.base.errors import (
 from tdserve.base.ids import check_store_name
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_client import ClusterClient
-from tdserve.client.session.call_deadline import within
-from tdserve.client.session.description import VersionInfo
+from tdserve.client.session.calls.call_deadline import within
+from tdserve.client.session.catalog.description import VersionInfo
 from tdserve.client.weights.module_misfits import SHARDED
 from tdserve.client.weights.pulls import get_dtype_name
 from tdserve.dtensor.publish_plan import OwnPiece, PublishPlan, find_plan, keep_plan, make_plan
 from tdserve.dtensor.sharded_index import PartVersion, RankLeaf, encode_index, name_part
 from tdserve.dtensor.state_leaves import StateLeaves, collect_leaves
-from tdserve.structure.version_subset import FLOATING
+from tdserve.structure.trees.version_subset import FLOATING
 
 UNCLEAR = (DeadlineExceededError, TransportError, ClosedError)
 """Errors of a request that the server may have done, or may still do."""

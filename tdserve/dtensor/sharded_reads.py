@@ -17,7 +17,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_client import ClusterClient
-from tdserve.client.session.call_deadline import within
+from tdserve.client.session.calls.call_deadline import within
 from tdserve.client.weights.local_versions import RetiredVersionError
 from tdserve.client.weights.module_misfits import SHARDED
 from tdserve.client.weights.pulls import Weights
@@ -25,11 +25,11 @@ from tdserve.dtensor.sharded_index import IndexedLeaf, ShardedIndex, decode_inde
 from tdserve.dtensor.sharded_misfits import describe_leaf, describe_value, make_sharded_misfit_error
 from tdserve.dtensor.sharded_publish import read_publication
 from tdserve.dtensor.state_leaves import StateLeaf, StateLeaves
-from tdserve.structure.dtypes import ITEMSIZE
-from tdserve.structure.nodes import Path
-from tdserve.structure.plain_tensors import write_in_place
-from tdserve.structure.tree import TensorLeaf
-from tdserve.structure.version_subset import FLOATING
+from tdserve.structure.tensors.plain_tensors import write_in_place
+from tdserve.structure.trees.dtypes import ITEMSIZE
+from tdserve.structure.trees.nodes import Path
+from tdserve.structure.trees.tree import TensorLeaf
+from tdserve.structure.trees.version_subset import FLOATING
 
 READ_NBYTES = 64 << 20
 """Bytes that one request reads, but for at least one piece."""

@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.client.weights.module_misfits import make_meta_error
 from tdserve.dtensor.shard_regions import Region, get_local, list_regions, make_whole
-from tdserve.structure.array_tensors import make_refusal
-from tdserve.structure.module_state import find_stateful
-from tdserve.structure.plain_tensors import to_plain
-from tdserve.structure.torch_types import from_torch
+from tdserve.structure.tensordicts.module_state import find_stateful
+from tdserve.structure.tensors.array_tensors import make_refusal
+from tdserve.structure.tensors.plain_tensors import to_plain
+from tdserve.structure.tensors.torch_types import from_torch
 
 Set = Callable[[Any], None]
 

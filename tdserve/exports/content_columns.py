@@ -6,8 +6,8 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError
-from tdserve.structure.capture import capture
-from tdserve.structure.nodes import TensorLeaf, ValueLeaf
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees.nodes import TensorLeaf, ValueLeaf
 
 Key = tuple[str, ...]
 

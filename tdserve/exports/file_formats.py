@@ -14,9 +14,9 @@ import torch
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.exports.content_columns import RAGGED_REASON, Columns, Key
-from tdserve.store.format import LOST_KEYS, UNREADABLE_DTYPES
-from tdserve.structure.array_views import to_array
-from tdserve.structure.torch_types import FROM_TORCH
+from tdserve.store.rows.format import LOST_KEYS, UNREADABLE_DTYPES
+from tdserve.structure.building.array_views import to_array
+from tdserve.structure.tensors.torch_types import FROM_TORCH
 
 MEMMAP = "memmap"
 """The format of a name without an ending: a folder."""

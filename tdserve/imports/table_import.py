@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tdserve.base.errors import SpecMismatchError, WrongStateError
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.imports.formats import open_source
 from tdserve.imports.import_source import ImportOptions, split_key
 from tdserve.imports.store_import import iter_checked
-from tdserve.structure.array_dicts import read_dict
-from tdserve.structure.capture import capture
-from tdserve.structure.tree import Spec
+from tdserve.structure.captures.array_dicts import read_dict
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees.tree import Spec
 
 
 def append_rows(

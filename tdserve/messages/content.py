@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.messages.layout import MAX_MESSAGE_BYTES, Layout, Message, Trailing
 from tdserve.messages.selection.selection import Selection
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.trees.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2
 
 INDEX_KEY = "index"

@@ -13,8 +13,8 @@ from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
-from tdserve.structure.dtypes import ITEMSIZE
-from tdserve.structure.tree import Path, Spec, TensorLeaf
+from tdserve.structure.trees.dtypes import ITEMSIZE
+from tdserve.structure.trees.tree import Path, Spec, TensorLeaf
 
 ALIGNMENT_BYTES = 64
 """Every leaf starts at a multiple of this: one cache line, and enough for every dtype (complex128 needs 16)."""

@@ -19,7 +19,7 @@ import uvicorn
 import tdserve
 from tdserve.base.client_setup import begin_client_process
 from tdserve.base.errors import TDServeError
-from tdserve.client.session.catalog_client import CatalogClient
+from tdserve.client.session.catalog.catalog_client import CatalogClient
 from tdserve.observer.app import make_app
 from tdserve.observer.page_tls import PageTLS
 from tdserve.observer.pages.row_preview import RowPreviews

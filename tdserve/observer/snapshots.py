@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from tdserve.base.errors import TDServeError
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.v1 import control_pb2
 
 FRESH_S = 1.0

@@ -1,6 +1,15 @@
 """The control process: the only owner of every decision. It never touches tensor content, and never imports torch.
 
-Its packages import one another downwards: ``access`` and ``recovery`` are below ``sessions``, which is below ``kinds``,
-which is below ``tables``, ``kv`` and ``weights``, which are below ``tensordicts``, ``moves`` and ``checking``, which
-are below ``movers``. Modules that use all of them, or that all of them use, are here.
+Its rooms, each of which imports only rooms before it:
+
+1. ``execution`` (how any request runs), ``access`` (who may make it), ``recovery`` (records of what is under way).
+2. ``open_store`` (one open store), ``processes`` (data workers and others), ``sessions`` (the clients), ``mutations``
+   (changes of what is stored), ``kinds`` (of stores), ``catalog`` (all stores).
+3. ``weights``, ``durability``, ``checking``; ``kv``, ``tables``, ``tensordicts``: what is done with stores of each
+   kind; ``movers`` (content), ``moves`` (whole stores).
+4. ``dispatch``: which request goes where.
+
+What puts them together is here. Read ``server_process`` (the program, which starts with ``start_lines``), ``serving``
+(from the acquisition of the root to the orderly end, which ``root_watch`` may bring about), ``control_process`` (all
+parts behind the methods of the service), and ``observation`` (its figures). ``README.md`` has the ways of a row.
 """

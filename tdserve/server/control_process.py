@@ -22,24 +22,24 @@ from tdserve.control.status import encode_failure
 from tdserve.rules.access.grants import FULL_CALLER, Caller
 from tdserve.server.access.gate import Gate
 from tdserve.server.access.token_register import TokenRegister
-from tdserve.server.client_process import ClientProcess
-from tdserve.server.compaction import compact_all
+from tdserve.server.dispatch.requests import Requests
+from tdserve.server.dispatch.services import assemble
+from tdserve.server.durability.compaction import compact_all
 from tdserve.server.movers.split_mover import make_local_mover
 from tdserve.server.movers.worker_mover import WorkerMover
 from tdserve.server.observation import Observation, read_package_version
-from tdserve.server.observer_process import ObserverProcess
+from tdserve.server.processes.client_process import ClientProcess
+from tdserve.server.processes.observer_process import ObserverProcess
+from tdserve.server.processes.worker_processes import WorkerProcesses
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.recovery.process_watch import ProcessWatch
-from tdserve.server.requests import Requests
-from tdserve.server.services import assemble
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.clients import Clients
 from tdserve.server.sessions.incoming_parts import IncomingParts
 from tdserve.server.sessions.local_listener import LocalListener
 from tdserve.server.sessions.register import Sessions
-from tdserve.server.worker_processes import WorkerProcesses
-from tdserve.server.workers import DataWorker
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.root import Root
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.store.roots.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
 
 KEEP_CLIENTS_S = 600.0

@@ -16,16 +16,16 @@ from tdserve.base.machine import get_descriptor_limit, read_process_use
 from tdserve.messages.store_kinds import count_kind
 from tdserve.rules.access.grants import FULL_GRANT, Grant
 from tdserve.rules.catalog import StoreRecord
-from tdserve.server.client_process import ClientProcess
-from tdserve.server.descriptions import describe, describe_packed
+from tdserve.server.catalog.descriptions import describe, describe_packed
+from tdserve.server.dispatch.services import Services
 from tdserve.server.kinds.all_kinds import KINDS
-from tdserve.server.observer_process import ObserverProcess
-from tdserve.server.services import Services
+from tdserve.server.processes.client_process import ClientProcess
+from tdserve.server.processes.observer_process import ObserverProcess
+from tdserve.server.processes.worker_processes import WorkerProcesses
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.register import Sessions
-from tdserve.server.worker_processes import WorkerProcesses
-from tdserve.server.workers import DataWorker
-from tdserve.store.root import Root
+from tdserve.store.roots.root import Root
 from tdserve.v1 import control_pb2
 
 MAX_ASKED = 10_000

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from tdserve.store.root import Root
+from tdserve.store.roots.root import Root
 
 LOOK_S = 2.0
 """Time between two looks; one costs two system calls."""

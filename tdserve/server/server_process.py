@@ -14,7 +14,7 @@ from tdserve.base.config import ServerConfig
 from tdserve.base.errors import TDServeError
 from tdserve.base.logs import pass_log_format, start_logging
 from tdserve.base.machine import keep_freed_memory, raise_descriptor_limit, share_arenas, use_small_pages
-from tdserve.server.fork_server_process import start_fork_server
+from tdserve.server.processes.fork_server_process import start_fork_server
 from tdserve.server.start_lines import FAILED_PREFIX
 
 

@@ -16,17 +16,17 @@ from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.control.credentials import ServerCertificates
 from tdserve.control.servicer import ControlServer
 from tdserve.server.access.token_register import TokenRegister
-from tdserve.server.client_process import ClientProcess
 from tdserve.server.control_process import ControlProcess
-from tdserve.server.fork_server_process import ForkServerProcess
-from tdserve.server.observer_process import ObserverProcess
-from tdserve.server.power_loss import recover
+from tdserve.server.durability.power_loss import recover
+from tdserve.server.processes.client_process import ClientProcess
+from tdserve.server.processes.fork_server_process import ForkServerProcess
+from tdserve.server.processes.observer_process import ObserverProcess
+from tdserve.server.processes.worker_processes import WorkerProcesses
 from tdserve.server.root_watch import watch_root
 from tdserve.server.start_lines import READY_PREFIX
-from tdserve.server.worker_processes import WorkerProcesses
-from tdserve.store.archive import check_outside_roots
-from tdserve.store.environments import hold_page_checks
-from tdserve.store.root import Root
+from tdserve.store.database.environments import hold_page_checks
+from tdserve.store.roots.archive import check_outside_roots
+from tdserve.store.roots.root import Root
 
 CHECKPOINT_MODULE = "tdserve.schedule"
 """What the process runs that writes checkpoints."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tdserve.base.errors import DeadlineExceededError, TDServeError
-from tdserve.client.session.catalog_client import CatalogClient
+from tdserve.client.session.catalog.catalog_client import CatalogClient
 from tdserve.launcher import Server
 from tdserve.soak.process_figures import find_parent, is_gone, list_descendants
 

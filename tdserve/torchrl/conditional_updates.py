@@ -19,9 +19,9 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.client.tables.conditional_update import NOT_LIVE
-from tdserve.rules.replay.ring import ROW_ID_MASK
-from tdserve.structure.plain_tensors import to_host
-from tdserve.structure.torch_types import to_torch
+from tdserve.rules.replay.allocation.ring import ROW_ID_MASK
+from tdserve.structure.tensors.plain_tensors import to_host
+from tdserve.structure.tensors.torch_types import to_torch
 from tdserve.torchrl.table_rows import to_path, to_stored_key
 
 MAX_TRIES = 1000

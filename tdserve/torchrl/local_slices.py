@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tdserve.base.errors import SelectionError
-from tdserve.structure.tree import Path
+from tdserve.structure.trees.tree import Path
 from tdserve.torchrl.table_rows import from_table, to_path
 
 

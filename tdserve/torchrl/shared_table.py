@@ -17,8 +17,8 @@ from tdserve.client.connecting import connect
 from tdserve.client.session.by_address import ByAddress
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tables.row_like import make_row_like
-from tdserve.rules.replay.sampler import Sampler as TableRule
-from tdserve.structure.tree import Path
+from tdserve.rules.replay.samplers.sampler import Sampler as TableRule
+from tdserve.structure.trees.tree import Path
 from tdserve.torchrl.table_rows import check_dims, complete_rows, to_batch, to_path
 
 ChooseRule = Callable[[Collection[Path]], TableRule | None]

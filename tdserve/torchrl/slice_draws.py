@@ -9,9 +9,9 @@ import torch
 from torchrl.data.replay_buffers.samplers.slice import SliceSampler
 
 from tdserve.base.errors import DeadlineExceededError
-from tdserve.rules.replay.sampler import Sampler as TableRule
-from tdserve.rules.replay.slices import Slices
-from tdserve.structure.tree import Path
+from tdserve.rules.replay.samplers.sampler import Sampler as TableRule
+from tdserve.rules.replay.samplers.slices import Slices
+from tdserve.structure.trees.tree import Path
 from tdserve.torchrl.table_draws import draw_rows, has_rule, may_draw, raise_empty
 from tdserve.torchrl.table_rows import to_path
 

@@ -10,9 +10,9 @@ from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection, 
 
 from tdserve.base.errors import InvalidRequestError, SpecMismatchError
 from tdserve.messages.content import INDEX_KEY, RESERVED_KEYS, SLICE_END_KEY
-from tdserve.structure.instances import find_tensorclass, make_instance
-from tdserve.structure.stacks.assembly import RowsWithColumns
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.building.assembly import RowsWithColumns
+from tdserve.structure.tensordicts.instances import find_tensorclass, make_instance
+from tdserve.structure.trees.tree import Path, Spec
 
 _PREFIX = "torchrl_"
 _STORED_NAMES = {f"{_PREFIX}{key}": key for key in RESERVED_KEYS}

@@ -21,11 +21,11 @@ from torchrl.data.replay_buffers.samplers.slice import SliceSampler
 from tdserve.base.errors import NotSupportedError, WrongStateError
 from tdserve.client.tables.conditional_update import NOT_LIVE
 from tdserve.messages.content import GENERATION_KEY
-from tdserve.rules.replay.prioritized import Prioritized
-from tdserve.rules.replay.sampler import Sampler as TableRule, Uniform
-from tdserve.rules.replay.without_replacement import WithoutReplacement
-from tdserve.structure.plain_tensors import to_host
-from tdserve.structure.tree import Path
+from tdserve.rules.replay.samplers.prioritized import Prioritized
+from tdserve.rules.replay.samplers.sampler import Sampler as TableRule, Uniform
+from tdserve.rules.replay.samplers.without_replacement import WithoutReplacement
+from tdserve.structure.tensors.plain_tensors import to_host
+from tdserve.structure.trees.tree import Path
 from tdserve.torchrl.slice_draws import TableSliceSampler
 from tdserve.torchrl.table_draws import draw_rows, has_rule, hold_local_draw, may_draw, raise_empty
 from tdserve.torchrl.torchrl_private import share_state

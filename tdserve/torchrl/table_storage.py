@@ -15,8 +15,8 @@ from tdserve.base.errors import InvalidRequestError, SelectionError, WrongStateE
 from tdserve.client.client import Client
 from tdserve.client.tables.conditional_update import NOT_LIVE
 from tdserve.client.tables.replay import ReplayHandle
-from tdserve.rules.replay.sampler import Sampler as TableRule
-from tdserve.structure.tree import Path
+from tdserve.rules.replay.samplers.sampler import Sampler as TableRule
+from tdserve.structure.trees.tree import Path
 from tdserve.torchrl.conditional_updates import ConditionalUpdates, to_names
 from tdserve.torchrl.local_slices import Division, DrawnSlices, NarrowStorage
 from tdserve.torchrl.shared_table import SharedTable

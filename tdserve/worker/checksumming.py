@@ -16,8 +16,8 @@ import numpy as np
 from tdserve.base.errors import TDServeError
 from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import OpenStores
-from tdserve.store.version_checksums import DTYPE, compute_leaf_checksum
-from tdserve.store.versions import VersionFile
+from tdserve.store.weights.version_checksums import DTYPE, compute_leaf_checksum
+from tdserve.store.weights.versions import VersionFile
 from tdserve.v1 import worker_pb2
 
 MIN_POLL_S, MAX_POLL_S = 0.0005, 0.004

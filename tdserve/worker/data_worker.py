@@ -21,9 +21,9 @@ from tdserve.control.framing import WorkerSocket
 from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import OpenStores
 from tdserve.data.values_budget import READ_SHARE, ValuesBudget
-from tdserve.rules.replay.shared_numbers import get_worker_place
-from tdserve.store.environments import check_pages_when_opened
-from tdserve.store.version_mappings import drop_unlinked
+from tdserve.rules.replay.allocation.shared_numbers import get_worker_place
+from tdserve.store.database.environments import check_pages_when_opened
+from tdserve.store.weights.version_mappings import drop_unlinked
 from tdserve.transport.nccl import MAX_WIRES, prepare_staging, read_gpu_uuid
 from tdserve.transport.nccl_groups import prepare_process
 from tdserve.transport.pool import BufferPool

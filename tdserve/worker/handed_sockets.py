@@ -16,7 +16,7 @@ class HandedSockets:
     """Receives them. Threads: safe.
 
     Args:
-        connection: UNIX message socket; its other end is ``tdserve.server.workers.DataWorker``'s.
+        connection: UNIX message socket; its other end is ``tdserve.server.processes.workers.DataWorker``'s.
     """
 
     def __init__(self, connection: socket.socket) -> None:

@@ -34,14 +34,14 @@ from tdserve.messages.layout import MAX_MESSAGE_BYTES, Layout
 from tdserve.messages.row_numbers import compute_max_rows, decode_repeats, decode_rows, spread
 from tdserve.messages.selection.selection import from_message
 from tdserve.messages.selection.torch_selection import to_torch_index
-from tdserve.rules.replay.shared_numbers import FoundRows
-from tdserve.store.staging import Staging
-from tdserve.store.version_ends import VersionEnd
-from tdserve.store.versions import VersionFile
-from tdserve.structure.dtypes import NAMES
-from tdserve.structure.torch_types import to_indexable, to_torch
-from tdserve.structure.tree import Path
-from tdserve.structure.version_subset import convert_floats, decode_numbers, select_leaves
+from tdserve.rules.replay.allocation.shared_numbers import FoundRows
+from tdserve.store.exchange.staging import Staging
+from tdserve.store.weights.version_ends import VersionEnd
+from tdserve.store.weights.versions import VersionFile
+from tdserve.structure.tensors.torch_types import to_indexable, to_torch
+from tdserve.structure.trees.dtypes import NAMES
+from tdserve.structure.trees.tree import Path
+from tdserve.structure.trees.version_subset import convert_floats, decode_numbers, select_leaves
 from tdserve.transport.sources_sinks import (
     FlatBuffer,
     IndexedSource,

@@ -13,7 +13,7 @@ from tdserve.base.errors import DeadlineExceededError, TransferAbortedError, Tra
 from tdserve.control.status import encode_failure
 from tdserve.messages.row_numbers import Rows, encode_rows
 from tdserve.rules.tags import make_tag
-from tdserve.store.claim_file import ClaimedRows
+from tdserve.store.rows.claim_file import ClaimedRows
 from tdserve.v1 import control_pb2
 from tdserve.worker.lane import Lane
 from tdserve.worker.observed_work import ObservedWork

@@ -34,9 +34,9 @@ from tdserve.messages.content import (
 from tdserve.messages.layout import Message
 from tdserve.messages.row_numbers import spread
 from tdserve.messages.selection.selection import from_message
-from tdserve.rules.replay.shared_numbers import NO_READER, FoundRows
+from tdserve.rules.replay.allocation.shared_numbers import NO_READER, FoundRows
 from tdserve.rules.tags import make_tag
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees.tree import Spec
 from tdserve.transport.appended import BytesEnd
 from tdserve.transport.sources_sinks import Source
 from tdserve.transport.stream import pack

@@ -16,7 +16,7 @@ from tdserve.messages.content import (
     write_messages,
 )
 from tdserve.messages.layout import Layout, Message
-from tdserve.store.spools import SpoolWriter
+from tdserve.store.exchange.spools import SpoolWriter
 from tdserve.transport.appended import BytesEnd, SinkBehind
 from tdserve.transport.channel import PerMessage
 from tdserve.transport.sources_sinks import Sink, Source

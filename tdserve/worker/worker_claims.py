@@ -20,7 +20,7 @@ from tdserve.data.row_claim import RowClaim
 from tdserve.messages.content import write_layout
 from tdserve.messages.layout import Layout
 from tdserve.messages.row_numbers import Rows
-from tdserve.store.claim_file import FOLDER, ClaimedRows
+from tdserve.store.rows.claim_file import FOLDER, ClaimedRows
 from tdserve.transport.sources_sinks import RowBuffers
 from tdserve.transport.stream import drain_joined
 from tdserve.v1 import control_pb2, worker_pb2

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import DeadlineExceededError, PeerLostError
 from tdserve.messages.layout import LARGE_LEAF_BYTES, MAX_MESSAGE_BYTES, Layout, Trailing
-from tdserve.structure.torch_types import to_torch
-from tdserve.structure.tree import Node, Spec, TensorLeaf
+from tdserve.structure.tensors.torch_types import to_torch
+from tdserve.structure.trees.tree import Node, Spec, TensorLeaf
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import (
     FlatBuffer,

@@ -41,9 +41,9 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.rules.placement import PlacementRecord
 from tdserve.rules.replay.settings import Settings
-from tdserve.store.archive import open_archive
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.store.roots.archive import open_archive
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import content_pb2, control_pb2, spec_pb2
 from tdserve.values.value_bundles import Unbundled, encode_bundles
 from tdserve.values.value_codec import decode_many, decode_value, encode_value

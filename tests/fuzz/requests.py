@@ -8,8 +8,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import content_pb2, control_pb2
 from tests.contents import content_of
 

@@ -14,8 +14,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2, spec_pb2
 from tests.fuzz.hostile_session import HostileSession
 from tests.processes import wait_for

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.client.local.root_files import LentFiles
-from tdserve.store.generations import FILE_NAME
+from tdserve.store.rows.generations import FILE_NAME
 from tests.integration.local_roles import NUM_ROWS, TIMEOUT_S, Say, numbers_in, rows
 
 LARGE_NBYTES = 3 << 20

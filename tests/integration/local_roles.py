@@ -20,7 +20,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.config import check_transport
 from tdserve.messages.layout import LARGE_LEAF_BYTES
-from tdserve.store.claim_file import FOLDER, ClaimFile
+from tdserve.store.rows.claim_file import FOLDER, ClaimFile
 from tests.integration.self_signals import strike_in_copy, strike_in_opening, strike_in_place
 
 Say = Callable[..., None]

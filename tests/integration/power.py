@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from tdserve.store.checked_json import encode_checked
+from tdserve.store.disk.checked_json import encode_checked
 
 PAGE_BYTES = 4096
 

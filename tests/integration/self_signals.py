@@ -15,7 +15,7 @@ from typing import Any
 from tdserve.client.local import local_claim, local_reads
 from tdserve.client.transfers import placing as _placing
 from tdserve.data import mapped_stores as _mapped_stores
-from tdserve.store.versions import VersionFile
+from tdserve.store.weights.versions import VersionFile
 from tdserve.transport import sources_sinks
 
 BEHIND = 3

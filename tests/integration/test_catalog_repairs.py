@@ -17,8 +17,8 @@ import tdserve
 from tdserve.base.machine import read_boot_id
 from tdserve.cli.check_root import check
 from tdserve.cli.exit_codes import DAMAGED
-from tdserve.store.catalog_db import CatalogDB, Table
-from tdserve.store.checked_json import encode_checked
+from tdserve.store.database.catalog_db import CatalogDB, Table
+from tdserve.store.disk.checked_json import encode_checked
 from tests.processes import is_gone, wait_for
 
 pytestmark = pytest.mark.integration

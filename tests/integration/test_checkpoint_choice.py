@@ -13,7 +13,7 @@ import tdserve
 from tdserve.base.errors import CorruptDataError, InvalidRequestError
 from tdserve.client.moves.checkpoint_restore import RestoreProgress
 from tdserve.client.moves.manifest import Checkpoint, make_manifest_name, write_block
-from tdserve.store.archive import open_archive
+from tdserve.store.roots.archive import open_archive
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import tdserve
-from tdserve.client.session.catalog_client import CatalogClient
+from tdserve.client.session.catalog.catalog_client import CatalogClient
 from tests.integration.conftest import example
 from tests.sameness import difference
 

@@ -14,9 +14,9 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
 from tdserve.server.checking.root_check import check_root
-from tdserve.store.environments import DATA_FILE
-from tdserve.store.object_folders import get_folder
-from tdserve.store.run_record import RunRecord
+from tdserve.store.database.environments import DATA_FILE
+from tdserve.store.roots.run_record import RunRecord
+from tdserve.store.values.object_folders import get_folder
 from tests.damaged_pages import (
     change_order,
     cut_to_first_pages,

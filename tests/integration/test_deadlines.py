@@ -16,7 +16,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.client.local.end import OVERWRITES_TIMEOUT_S
-from tdserve.client.session import abandoned_requests
+from tdserve.client.session.requests import abandoned_requests
 from tests.integration.crashing import Crashing
 from tests.integration.ending_in_time import LIMIT_S, check_all_end_in_time, stopped, timed
 from tests.integration.local_roles import numbers_in, rows

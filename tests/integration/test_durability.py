@@ -15,13 +15,13 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.ids import make_client_id
-from tdserve.client.session.request_numbers import RequestNumbers
+from tdserve.client.session.requests.request_numbers import RequestNumbers
 from tdserve.client.session.session import Session
 from tdserve.control.connection import ControlConnection
 from tdserve.messages.content import write_layout
-from tdserve.store.generations import FILE_NAME, Generations
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.store.rows.generations import FILE_NAME, Generations
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2
 from tests.contents import content_of
 from tests.integration.crashing import Crashing, Writer

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.server.checking.root_check import check_root
-from tdserve.store.record_file import FILE_NAME, KeptRecord
+from tdserve.store.roots.record_file import FILE_NAME, KeptRecord
 from tests.processes import is_gone, wait_for
 
 pytestmark = pytest.mark.integration

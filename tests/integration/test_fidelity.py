@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
-from tdserve.structure.torch_types import TO_TORCH
+from tdserve.structure.tensors.torch_types import TO_TORCH
 from tests.sameness import difference
 from tests.tensordict_strategies import ODD, RESERVED, Inner, Outer, tensordicts
 

@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.server.power_loss import recover
-from tdserve.store.root import Root
+from tdserve.server.durability.power_loss import recover
+from tdserve.store.roots.root import Root
 from tests.integration.power import compose
 
 pytestmark = pytest.mark.integration

@@ -14,8 +14,8 @@ from tdserve.base.config import PROTOCOL_VERSION
 from tdserve.base.ids import make_client_id
 from tdserve.control.connection import CHANNEL_OPTIONS
 from tdserve.control.control_pb2_grpc import ControlServiceStub
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2
 from tests.integration.test_unknown_peers import peak_mib
 

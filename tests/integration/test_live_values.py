@@ -18,7 +18,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorClass, TensorDict, lazy_stack
 
 import tdserve
-from tdserve.structure.live_values import LiveNonTensorData, LiveNonTensorStack
+from tdserve.structure.tensordicts.live_values import LiveNonTensorData, LiveNonTensorStack
 from tests.processes import REPOSITORY, START_TIMEOUT_S, quiet_port
 
 pytestmark = pytest.mark.integration

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.deadline import Deadline
-from tdserve.client.session.content_channel import MAX_BROKEN
+from tdserve.client.session.channels.content_channel import MAX_BROKEN
 from tdserve.client.session.session import Session
 from tests.processes import ready_worker, stopped, wait_for
 from tests.roots import make_quick_root

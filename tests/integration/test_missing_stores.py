@@ -12,7 +12,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.session import catalog_client, pending
+from tdserve.client.session.catalog import catalog_client
+from tdserve.client.session.requests import pending
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees.tree import Spec
 
 pytestmark = pytest.mark.integration
 

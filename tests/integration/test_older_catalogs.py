@@ -13,7 +13,7 @@ from tensordict import NonTensorStack, TensorDict
 
 import tdserve
 from tdserve.server.checking.root_check import RootReport, check_root
-from tdserve.store.record_file import FILE_NAME
+from tdserve.store.roots.record_file import FILE_NAME
 from tests.processes import is_gone, wait_for
 
 pytestmark = pytest.mark.integration

@@ -29,7 +29,7 @@ def server() -> Iterator[tdserve.Server]:
 @pytest.fixture
 def _far_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes this process a client from another machine."""
-    monkeypatch.setattr("tdserve.client.session.hello.read_boot_id", lambda: "another machine")
+    monkeypatch.setattr("tdserve.client.session.channels.hello.read_boot_id", lambda: "another machine")
 
 
 def make_content() -> TensorDict:

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.store import shown_memory
+from tdserve.store.rows import shown_memory
 
 pytestmark = pytest.mark.integration
 

@@ -16,11 +16,11 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 import tdserve
-from tdserve.server.power_loss import recover
-from tdserve.store.entry_tables import EntryTables
-from tdserve.store.objects import Objects
-from tdserve.store.root import Root
-from tdserve.store.version_marks import FILE_NAME, find_whole_versions
+from tdserve.server.durability.power_loss import recover
+from tdserve.store.roots.root import Root
+from tdserve.store.values.entry_tables import EntryTables
+from tdserve.store.values.objects import Objects
+from tdserve.store.weights.version_marks import FILE_NAME, find_whole_versions
 from tests.integration.power import Choose, compose, copy_root
 from tests.processes import is_gone, wait_for
 

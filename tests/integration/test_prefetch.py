@@ -11,7 +11,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.config import MAIL_INLINE_BYTES
 from tdserve.base.deadline import Deadline
-from tdserve.client.session.client_control_channel import ClientControlChannel
+from tdserve.client.session.channels.client_control_channel import ClientControlChannel
 from tdserve.v1 import control_pb2
 from tests.conformance.service_suite import assert_texts, texts
 from tests.processes import wait_for

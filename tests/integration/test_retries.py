@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
+from tdserve.client.session.requests.request_numbers import MAX_WRITES_UNDER_WAY
 from tests.integration.crashing import Crashing
 from tests.integration.cutting import Cutting
 from tests.integration.local_roles import is_claiming

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.config import TransportName
 from tdserve.server.checking.root_check import check_root
-from tdserve.server.unfinished_writes import RETRY_GRACE_S
+from tdserve.server.mutations.unfinished_writes import RETRY_GRACE_S
 
 pytestmark = pytest.mark.integration
 

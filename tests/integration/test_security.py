@@ -15,12 +15,12 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.config import PROTOCOL_VERSION
 from tdserve.base.ids import make_client_id
-from tdserve.client.session.request_numbers import RequestNumbers
+from tdserve.client.session.requests.request_numbers import RequestNumbers
 from tdserve.client.session.session import Session
 from tdserve.control.connection import ControlConnection, check_health
 from tdserve.control.control_pb2_grpc import ControlServiceStub
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import content_pb2, control_pb2
 from tests.contents import content_of
 from tests.processes import listening_addresses, ready_worker, wait_for

@@ -12,8 +12,8 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.client.moves.archive_check import check_archive
 from tdserve.server.checking.root_check import check_root
-from tdserve.store.environments import DATA_FILE
-from tdserve.store.object_folders import get_folder
+from tdserve.store.database.environments import DATA_FILE
+from tdserve.store.values.object_folders import get_folder
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

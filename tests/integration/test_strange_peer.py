@@ -13,8 +13,8 @@ from tdserve.base.config import PROTOCOL_VERSION
 from tdserve.base.ids import make_client_id
 from tdserve.control.connection import ControlConnection
 from tdserve.control.status import decode_failure
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2, spec_pb2
 from tests.integration.conftest import example
 

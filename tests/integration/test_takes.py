@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tdserve
-from tdserve.client.session.cancellation import Cancellation
+from tdserve.client.session.calls.cancellation import Cancellation
 from tests.integration.numbered_rows import LARGE, SMALL, numbers, rows
 from tests.processes import wait_for
 

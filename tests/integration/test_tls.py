@@ -21,7 +21,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.cli.main import main
-from tdserve.client.session.catalog_client import CatalogClient
+from tdserve.client.session.catalog.catalog_client import CatalogClient
 from tests.integration.certificates import Certificates
 from tests.integration.logged_server import run_server
 from tests.processes import REPOSITORY
@@ -95,7 +95,7 @@ def test_content_when_recorded_on_the_way_then_unreadable_with_tls_alone(
 def test_auto_when_the_server_has_tls_then_one_port_and_the_reason(
     server: tdserve.Server, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tdserve.client.session.hello.read_boot_id", lambda: "another machine")
+    monkeypatch.setattr("tdserve.client.session.channels.hello.read_boot_id", lambda: "another machine")
     with server.client(tls=certificates.trusting) as client:
         client.init_remote(TensorDict({"a": torch.arange(1_000_000)}, []), "auto")
         assert client["auto"]["a"][-1] == 999_999

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.client.session.session import Session
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.v1 import control_pb2
 from tests.contents import content_of
 from tests.integration.token_files import TIMEOUT_S, TokenFile, open_wire
@@ -193,7 +193,7 @@ def test_store_when_the_token_does_not_include_it_then_denied_whether_or_not_it_
 def test_listing_when_pages_are_small_then_no_page_token_is_a_hidden_name(
     server: tdserve.Server, operator: tdserve.Client, held: dict[str, str]
 ) -> None:
-    from tdserve.client.session.catalog_client import CatalogClient
+    from tdserve.client.session.catalog.catalog_client import CatalogClient
 
     with CatalogClient(server.address, token=held["read"], timeout_s=TIMEOUT_S) as client:
         expected, listed, after = client.stores(), [], ""

@@ -82,7 +82,7 @@ def test_toy_when_the_server_does_not_have_it_then_refused_by_name(
 def test_toy_when_the_two_ends_do_not_suit_it_then_refused_by_name_with_the_reason(
     server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tdserve.client.session.hello.read_boot_id", lambda: "another machine")
+    monkeypatch.setattr("tdserve.client.session.channels.hello.read_boot_id", lambda: "another machine")
     with pytest.raises(NotSupportedError, match=r"transport 'toy'.*it is a toy for one machine"):
         server.client(transport="toy")
 

@@ -379,6 +379,6 @@ def test_opentelemetry_when_tracing_is_off_then_is_imported_by_no_process(tmp_pa
         serving.communicate(timeout=START_TIMEOUT_S)
     lines = (tmp_path / "imports").read_text().splitlines()
     imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
-    assert {"tdserve.server.requests", "tdserve.worker.lane", "grpc"} <= imported
+    assert {"tdserve.server.dispatch.requests", "tdserve.worker.lane", "grpc"} <= imported
     assert [name for name in imported if name.startswith("opentelemetry")] == []
     assert done.stdout.split() == ["1", "0"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import tdserve
 from tdserve.base.ids import make_client_id
-from tdserve.client.session.request_numbers import RequestNumbers
+from tdserve.client.session.requests.request_numbers import RequestNumbers
 from tdserve.client.session.session import Session
 from tdserve.control.connection import ControlConnection
 from tdserve.rules.access.token_entries import SALT_BYTES, encode_hash

@@ -15,9 +15,9 @@ from tdserve.messages.layout import Layout
 from tdserve.messages.selection.selection import parse
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.rules.replay.settings import Settings
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
-from tdserve.structure.tree import Spec
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 from tdserve.values.value_columns import ValueColumn, encode_block
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from tdserve.base.errors import WrongStateError
 from tdserve.messages.row_numbers import encode_rows
-from tdserve.rules.replay.conditions import OWN
+from tdserve.rules.replay.eligibility.conditions import OWN
 from tdserve.rules.replay.limiter import MinSize, Queue, SampleToInsertRatio
-from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.samplers.order import Fifo
 from tdserve.rules.replay.settings import Settings
 from tdserve.v1 import control_pb2
 from tests.simulation import content

@@ -18,7 +18,7 @@ from tdserve.base.config import ServerConfig
 from tdserve.base.failpoints import FAILPOINTS
 from tdserve.control.servicer import SessionConnection
 from tdserve.server.control_process import ControlProcess
-from tdserve.store.root import Root
+from tdserve.store.roots.root import Root
 from tdserve.v1 import control_pb2
 from tests.simulation.network import Link
 from tests.simulation.simulated_worker import NoProcesses, SimulatedWorker

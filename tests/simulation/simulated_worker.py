@@ -14,11 +14,11 @@ from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.control.status import decode_failure, encode_failure
 from tdserve.data.mapped_stores import OpenStores
 from tdserve.messages.row_numbers import decode_rows
-from tdserve.rules.replay.shared_numbers import get_worker_place
-from tdserve.server.claim_holder import ClaimHolder
-from tdserve.server.claim_writers import WorkerWriter
-from tdserve.server.worker_processes import WorkerProcesses
-from tdserve.server.workers import DataWorker
+from tdserve.rules.replay.allocation.shared_numbers import get_worker_place
+from tdserve.server.processes.claim_holder import ClaimHolder
+from tdserve.server.processes.claim_writers import WorkerWriter
+from tdserve.server.processes.worker_processes import WorkerProcesses
+from tdserve.server.processes.workers import DataWorker
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.lane import WorkerContext

@@ -11,7 +11,7 @@ import pytest
 
 import tdserve
 from tdserve.base.errors import InvalidRequestError, RootInUseError, WrongStateError
-from tdserve.store.root import Root
+from tdserve.store.roots.root import Root
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@
 Every class is built from keyword fields, renders its own message from them, survives pickling, and crosses the wire by
 ``(class name, fields)``: see ``tdserve.control.status``. ``code`` is the gRPC status name. ``retryable`` is true if
 the same call may succeed later without being changed; which of these calls clients make again by themselves is
-``REPEATED`` in ``tdserve.client.session.call_conditions``.
+``REPEATED`` in ``tdserve.client.session.calls.call_conditions``.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from tdserve.bench.stage import Case, Stage
 from tdserve.bench.workload_data import Pool, make_pixels, make_transitions
 from tdserve.bench.workloads.replay_rounds import make_samples
 from tdserve.bench.workloads.replays import PIXELS_POOL_ROWS, SAMPLE_ROWS, TRANSITIONS_POOL_ROWS, open_filled
-from tdserve.store.files import is_in_memory
+from tdserve.store.disk.files import is_in_memory
 
 UNCOMPARED = "without"
 """The floor: the same samples of a store that was created without checksums."""

@@ -19,7 +19,7 @@ from tdserve.bench.workload_data import Pool, make_pixels, make_transitions
 from tdserve.bench.workloads.replay_rounds import Check, make_samples
 from tdserve.bench.workloads.replays import open_filled
 from tdserve.client.handles.handle import StoreHandle
-from tdserve.rules.replay.without_replacement import WithoutReplacement
+from tdserve.rules.replay.samplers.without_replacement import WithoutReplacement
 
 NUM_WORKERS = 4
 PREFETCH = 4

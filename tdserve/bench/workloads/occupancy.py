@@ -22,7 +22,7 @@ from tdserve.bench.stage import Case, Stage
 from tdserve.client.client import Client
 from tdserve.client.connecting import connect
 from tdserve.launcher import Server
-from tdserve.store.environment_scan import count_used_bytes
+from tdserve.store.durability.environment_scan import count_used_bytes
 
 ROW = TensorDict({"obs": torch.zeros(24), "action": torch.tensor(0), "reward": torch.tensor(0.0)}, [])
 CAPACITY, NUM_ROWS = 1_000, 64

@@ -37,7 +37,7 @@ from tdserve.bench.workload_data import Pool, check_equal, make_pixels, make_tra
 from tdserve.bench.workloads.replay_rounds import NUM_BATCHES_UNDER_WAY, describe_window, make_extends, make_samples
 from tdserve.client.connecting import connect
 from tdserve.client.tables.replay import ReplayHandle
-from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.samplers.prioritized import Prioritized
 
 SAMPLE_ROWS = 256
 LEARNER_ROWS = 128

@@ -26,7 +26,7 @@ from tdserve.bench.stage import SERVER_ROOT, Case, Stage
 from tdserve.bench.workload_data import check_equal, compute_nbytes, make_weights, stamp
 from tdserve.client.client import Client
 from tdserve.client.connecting import connect
-from tdserve.store.files import sync_file
+from tdserve.store.disk.files import sync_file
 
 MESSAGE_NBYTES = 64 * MIB
 """Gloo is fastest in messages of about this size. A large payload's floor is the better of one message and these."""

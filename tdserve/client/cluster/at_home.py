@@ -12,7 +12,7 @@ from tdserve.base.errors import StoreNotFoundError, WrongStateError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_moves import ClusterMoves
 from tdserve.client.cluster.directory import Place
-from tdserve.client.session.call_deadline import within
+from tdserve.client.session.calls.call_deadline import within
 from tdserve.rules.placement import check_no_part
 
 _Parameters = ParamSpec("_Parameters")

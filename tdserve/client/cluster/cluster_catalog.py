@@ -12,12 +12,12 @@ from tdserve.base.tls import TLS
 from tdserve.client.cluster.latest_records import choose_latest
 from tdserve.client.cluster.membership import Membership
 from tdserve.client.cluster.sums import add_up_parts, add_up_stats
-from tdserve.client.session.catalog_client import CatalogClient, MissingNames
-from tdserve.client.session.description import StoreDescription
-from tdserve.client.session.reach import reach_within
+from tdserve.client.session.calls.reach import reach_within
+from tdserve.client.session.catalog.catalog_client import CatalogClient, MissingNames
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, find_whole, name_part
-from tdserve.structure.tree import Path
+from tdserve.structure.trees.tree import Path
 
 _Result = TypeVar("_Result")
 

@@ -32,9 +32,9 @@ from tdserve.client.moves.server_checkpoints import (
     keep_newest_of,
     write_server,
 )
-from tdserve.client.session.call_deadline import within
+from tdserve.client.session.calls.call_deadline import within
 from tdserve.rules.placement import DIRECTORY, find_whole
-from tdserve.store.archive import Archive, open_archive
+from tdserve.store.roots.archive import Archive, open_archive
 
 _Result = TypeVar("_Result")
 

@@ -24,16 +24,16 @@ from tdserve.client.cluster.table_creation import create_sharded_table
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.row_choice import choose_rows
 from tdserve.client.kv.keyed_handle import KeyedHandle
-from tdserve.client.session.awaitable_future import AwaitableFuture
-from tdserve.client.session.call_deadline import within
-from tdserve.client.session.catalog_client import ONCE, Once
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.calls.awaitable_future import AwaitableFuture
+from tdserve.client.session.calls.call_deadline import within
+from tdserve.client.session.catalog.catalog_client import ONCE, Once
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tables.row_like import make_row_like
 from tdserve.rules.kv.keyed_settings import Eviction
 from tdserve.rules.placement import OnShardLoss, PlacementRecord, Shards, choose_servers, find_whole
-from tdserve.structure.tree import Path
+from tdserve.structure.trees.tree import Path
 
 if TYPE_CHECKING:
     from typing_extensions import Self

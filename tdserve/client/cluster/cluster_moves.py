@@ -17,7 +17,7 @@ from tdserve.client.moves.checkpoint_restore import OnRestore
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
 from tdserve.client.moves.manifest import Checkpoint
 from tdserve.client.moves.server_checkpoints import CHECKPOINT_TIMEOUT_S, Place
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.rules.placement import find_whole, name_splits
 
 

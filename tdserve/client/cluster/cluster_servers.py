@@ -14,10 +14,10 @@ from tdserve.client.cluster.lost_parts import LostParts
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.membership import Membership, read_membership
 from tdserve.client.cluster.policy_feeds import PolicyFeeds
-from tdserve.client.session.awaitable_future import AwaitableFuture
-from tdserve.client.session.background_calls import BackgroundCalls
-from tdserve.client.session.call_deadline import begin_call, check_wait_s
-from tdserve.client.session.catalog_client import MissingNames
+from tdserve.client.session.calls.awaitable_future import AwaitableFuture
+from tdserve.client.session.calls.background_calls import BackgroundCalls
+from tdserve.client.session.calls.call_deadline import begin_call, check_wait_s
+from tdserve.client.session.catalog.catalog_client import MissingNames
 from tdserve.client.session.client_links import ClientLinks, end_with
 from tdserve.client.session.recipe import Recipe
 from tdserve.rules.placement import find_whole

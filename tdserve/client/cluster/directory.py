@@ -27,11 +27,11 @@ from tdserve.client.cluster.latest_records import choose_latest
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.placement_records import ForwardCheck, delete_record, find_here, record_forwards
 from tdserve.client.moves.move_steps import request_step
-from tdserve.client.session.call_conditions import RETRY_BACKOFF_S, is_over, may_repeat
-from tdserve.client.session.call_deadline import within
-from tdserve.client.session.catalog_client import ONCE
-from tdserve.client.session.description import StoreDescription
-from tdserve.client.session.reach import is_patient, reach_within
+from tdserve.client.session.calls.call_conditions import RETRY_BACKOFF_S, is_over, may_repeat
+from tdserve.client.session.calls.call_deadline import within
+from tdserve.client.session.calls.reach import is_patient, reach_within
+from tdserve.client.session.catalog.catalog_client import ONCE
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, choose_owner, find_whole, name_part
 

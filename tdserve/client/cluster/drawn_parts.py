@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.sampling import Query, Sampled
-from tdserve.rules.replay.sampler import Sampler
+from tdserve.rules.replay.samplers.sampler import Sampler
 from tdserve.rules.shard_division import ShardScale
 
 SHOWING_WEIGHT = 0.99

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.rules.placement import hash_to_shard
-from tdserve.structure.torch_types import to_torch
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.tensors.torch_types import to_torch
+from tdserve.structure.trees.tree import Path, Spec
 
 
 class KeyShards:

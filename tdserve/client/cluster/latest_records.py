@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from tdserve.base.errors import StoreMovedError
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.rules.placement import PlacementRecord
 
 

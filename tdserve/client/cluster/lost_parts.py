@@ -7,7 +7,7 @@ from collections.abc import Callable
 from threading import Lock
 
 from tdserve.base.errors import TDServeError
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.rules.lost_servers import LostServers
 
 CREATION_S = 2.0

@@ -26,12 +26,12 @@ from tdserve.base.errors import (
 from tdserve.base.tls import TLS
 from tdserve.client.client import Client
 from tdserve.client.cluster.membership import Membership
-from tdserve.client.session.awaitable_future import AwaitableFuture
-from tdserve.client.session.call_conditions import is_over
-from tdserve.client.session.call_deadline import get_call_deadline, within
-from tdserve.client.session.call_traces import carry_context
-from tdserve.client.session.reach import reach_within
-from tdserve.client.session.timeouts import compute_answer_timeout_s
+from tdserve.client.session.calls.awaitable_future import AwaitableFuture
+from tdserve.client.session.calls.call_conditions import is_over
+from tdserve.client.session.calls.call_deadline import get_call_deadline, within
+from tdserve.client.session.calls.call_traces import carry_context
+from tdserve.client.session.calls.reach import reach_within
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
 from tdserve.control.connection import check_health
 from tdserve.rules.lost_servers import PATIENCE_S, PROBE_INTERVAL_S, PROBE_TIMEOUT_S, REACH_S, LostServers
 

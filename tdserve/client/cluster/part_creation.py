@@ -14,7 +14,7 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.placement_records import create_record, delete_copy, delete_record, record_copy
-from tdserve.client.session.call_deadline import within
+from tdserve.client.session.calls.call_deadline import within
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part, name_splits
 

@@ -19,8 +19,8 @@ from tdserve.base.errors import (
     TDServeError,
 )
 from tdserve.client.client import Client
-from tdserve.client.session.call_deadline import within
-from tdserve.client.session.reach import reach_within
+from tdserve.client.session.calls.call_deadline import within
+from tdserve.client.session.calls.reach import reach_within
 from tdserve.client.weights.pulls import Wanted, ask_newer
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.v1 import control_pb2

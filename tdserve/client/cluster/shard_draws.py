@@ -22,12 +22,12 @@ from tdserve.base.errors import (
 from tdserve.client.cluster.drawn_parts import DrawnPart, weigh_parts
 from tdserve.client.cluster.shard_masses import ask_mass
 from tdserve.client.cluster.sharded_table import ShardedTable
-from tdserve.client.session.call_conditions import is_passing, may_repeat
-from tdserve.client.session.call_deadline import within
+from tdserve.client.session.calls.call_conditions import is_passing, may_repeat
+from tdserve.client.session.calls.call_deadline import within
 from tdserve.client.tables.sampling import Query, Sampled, draw_whole_rows
 from tdserve.client.tables.taking import Lease, compute_give_back_s, give_back, give_back_later, name_rows, take_sampled
 from tdserve.rules.lost_servers import PATIENCE_S
-from tdserve.rules.replay.selector import check_distinct
+from tdserve.rules.replay.samplers.selector import check_distinct
 from tdserve.rules.shard_division import (
     KnownMasses,
     ShardMass,

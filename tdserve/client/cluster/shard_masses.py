@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tdserve.base.deadline import Deadline
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.tables.row_annotations import add_policy_news
 from tdserve.client.tables.sampling import Query
 from tdserve.rules.shard_division import ShardMass

@@ -21,8 +21,8 @@ from tdserve.client.cluster.drawn_parts import DrawnPart, weigh_parts
 from tdserve.client.cluster.part_errors import note_elsewhere
 from tdserve.client.cluster.shard_masses import ask_mass
 from tdserve.client.cluster.sharded_table import ShardedTable
-from tdserve.client.session.call_conditions import may_repeat
-from tdserve.client.session.call_deadline import within
+from tdserve.client.session.calls.call_conditions import may_repeat
+from tdserve.client.session.calls.call_deadline import within
 from tdserve.client.tables.sampling import Query, draw_whole_rows
 from tdserve.client.tables.share import Share
 from tdserve.rules.lost_servers import PATIENCE_S

@@ -17,8 +17,8 @@ from tdserve.client.cluster.drawn_parts import DrawnPart
 from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.outer_modes import leave_modes_in_calls
+from tdserve.client.session.calls.step_counts import StepCount
 from tdserve.client.session.finalizing import run_from_finalizer
-from tdserve.client.session.step_counts import StepCount
 from tdserve.client.tables.batches_ahead import POLL_S, BatchesAhead, make_late_error, take_prefetched
 from tdserve.client.tables.change_requests import to_row_numbers
 from tdserve.client.tables.draw_arguments import Ahead
@@ -33,7 +33,7 @@ from tdserve.client.tables.taking import (
     name_rows,
     renew,
 )
-from tdserve.rules.replay.leases import RENEWING
+from tdserve.rules.replay.eligibility.leases import RENEWING
 
 
 @leave_modes_in_calls

@@ -25,12 +25,12 @@ from tdserve.client.datasets.dataset import add_index, check_index_free, iter_ro
 from tdserve.client.datasets.epoch_batches import EpochBatches, plan_epoch
 from tdserve.client.handles.coerce import coerce_value
 from tdserve.client.handles.key_paths import to_path
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.rules.placement import PlacementRecord, name_part
-from tdserve.structure.array_views import to_arrays
-from tdserve.structure.nodes import Entry, TensorLeaf
-from tdserve.structure.plain_tensors import to_host
-from tdserve.structure.tree import Path
+from tdserve.structure.building.array_views import to_arrays
+from tdserve.structure.tensors.plain_tensors import to_host
+from tdserve.structure.trees.nodes import Entry, TensorLeaf
+from tdserve.structure.trees.tree import Path
 
 CreatePart = Callable[[Client, str, slice], Any]
 """Creates the part of some rows at its server, under a name."""

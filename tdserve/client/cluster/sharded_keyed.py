@@ -20,9 +20,9 @@ from tdserve.client.kv.entry_mapping import EntryMapping
 from tdserve.client.kv.filled_places import check_out, fill_out
 from tdserve.client.kv.key_arguments import encode_key, encode_keys, list_keys, list_versions
 from tdserve.client.kv.new_store import create_keyed
-from tdserve.client.session.call_deadline import within
-from tdserve.client.session.call_traces import gather_spans
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.calls.call_deadline import within
+from tdserve.client.session.calls.call_traces import gather_spans
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.rules.kv.entry_changes import make_missing_error
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.rules.placement import PlacementRecord, hash_to_shard, name_part

@@ -10,7 +10,7 @@ from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.sharded_batches import ShardedTaken
 from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.padding import Pad
-from tdserve.client.session.call_traces import gather_spans
+from tdserve.client.session.calls.call_traces import gather_spans
 from tdserve.client.tables.draw_arguments import Conditions
 from tdserve.client.tables.taken_batches import TakenBatches
 from tdserve.rules.placement import PlacementRecord

@@ -20,9 +20,9 @@ from tdserve.client.cluster.sharded_table import select_rows
 from tdserve.client.content.devices import resolve_device, to_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
-from tdserve.client.session.call_conditions import may_repeat
-from tdserve.client.session.call_traces import gather_spans
-from tdserve.client.session.step_counts import StepCount, StepCounts
+from tdserve.client.session.calls.call_conditions import may_repeat
+from tdserve.client.session.calls.call_traces import gather_spans
+from tdserve.client.session.calls.step_counts import StepCount, StepCounts
 from tdserve.client.tables.change_requests import spread_generations, spread_priorities, to_row_numbers
 from tdserve.client.tables.draw_arguments import (
     Conditions,

@@ -22,18 +22,18 @@ from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.content.row_choice import choose_rows
 from tdserve.client.handles.key_paths import NO_DEFAULT
-from tdserve.client.session.call_conditions import may_repeat
-from tdserve.client.session.call_deadline import within
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.calls.call_conditions import may_repeat
+from tdserve.client.session.calls.call_deadline import within
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.client.tables.change_requests import is_batch, spread_generations, to_row_numbers
 from tdserve.client.tables.rows_by_number import get_keys
 from tdserve.client.tables.shaped_rows import check_row_index, shape_rows
 from tdserve.client.tables.table_counts import ask_counts
 from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.placement import PlacementRecord
-from tdserve.structure.array_views import to_arrays
-from tdserve.structure.plain_tensors import to_host
-from tdserve.structure.tree import Path
+from tdserve.structure.building.array_views import to_arrays
+from tdserve.structure.tensors.plain_tensors import to_host
+from tdserve.structure.trees.tree import Path
 from tdserve.v1 import control_pb2
 
 _Result = TypeVar("_Result")

@@ -29,13 +29,13 @@ from tdserve.client.cluster.shared_parts import SharedParts
 from tdserve.client.cluster.sums import add_up_parts
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.by_address import get_process_client
-from tdserve.client.session.call_conditions import RETRY_BACKOFF_S, is_over, is_passing
-from tdserve.client.session.call_deadline import within
-from tdserve.client.session.description import StoreDescription
-from tdserve.client.session.reach import is_patient, reach_within
+from tdserve.client.session.calls.call_conditions import RETRY_BACKOFF_S, is_over, is_passing
+from tdserve.client.session.calls.call_deadline import within
+from tdserve.client.session.calls.reach import is_patient, reach_within
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.rules.lost_servers import PROBE_INTERVAL_S, REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part
-from tdserve.structure.tree import Path
+from tdserve.structure.trees.tree import Path
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("tdserve.client")

@@ -34,10 +34,10 @@ from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.row_choice import choose_rows, count_rows
 from tdserve.client.handles.coerce import coerce_value
 from tdserve.client.handles.key_paths import check_path
-from tdserve.client.session.awaitable_future import AwaitableFuture
-from tdserve.client.session.call_deadline import within
-from tdserve.client.session.call_traces import gather_spans
-from tdserve.client.session.reach import reach_within
+from tdserve.client.session.calls.awaitable_future import AwaitableFuture
+from tdserve.client.session.calls.call_deadline import within
+from tdserve.client.session.calls.call_traces import gather_spans
+from tdserve.client.session.calls.reach import reach_within
 from tdserve.client.tables.change_requests import (
     flatten_row_dims,
     spread_generations,
@@ -52,9 +52,9 @@ from tdserve.client.tables.writer import ReplayWriter
 from tdserve.rules.lost_servers import PROBE_INTERVAL_S, REACH_S
 from tdserve.rules.placement import PlacementRecord, choose_writer_shard, list_shards_to_try
 from tdserve.rules.replay.settings import Settings
-from tdserve.structure.array_dicts import read_rows
-from tdserve.structure.captured import Captured
-from tdserve.structure.tree import Spec
+from tdserve.structure.captures.array_dicts import read_rows
+from tdserve.structure.captures.captured import Captured
+from tdserve.structure.trees.tree import Spec
 
 _Result = TypeVar("_Result")
 

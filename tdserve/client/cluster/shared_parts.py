@@ -22,9 +22,9 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.part_errors import convert_part_errors
 from tdserve.client.content.outer_modes import leave_modes_in_calls
-from tdserve.client.session.call_deadline import within
-from tdserve.client.session.description import StoreDescription
-from tdserve.client.session.reach import reach_within
+from tdserve.client.session.calls.call_deadline import within
+from tdserve.client.session.calls.reach import reach_within
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.messages.store_kinds import make_kind_error
 from tdserve.rules.lost_servers import PROBE_INTERVAL_S, PROBE_TIMEOUT_S, REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part

@@ -35,8 +35,8 @@ from tdserve.client.cluster.part_errors import note_elsewhere
 from tdserve.client.cluster.placement_records import delete_copy, record_copy
 from tdserve.client.moves.file_passes import FilePasses, make_block
 from tdserve.client.moves.move_steps import MAX_ATTEMPTS, UNDO_S, request_step
-from tdserve.client.session.call_deadline import within
-from tdserve.client.session.reach import reach_within
+from tdserve.client.session.calls.call_deadline import within
+from tdserve.client.session.calls.reach import reach_within
 from tdserve.messages.changed_blocks import count_changed_bytes
 from tdserve.rules.placement import PlacementRecord, find_whole, name_part, name_splits, order_servers
 from tdserve.v1 import control_pb2

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.catalog.description import StoreDescription
 
 _SUMS = (
     "num_rows", "capacity", "nbytes", "inserts", "samples", "reserved_rows", "num_leased", "num_incomplete",

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.structure.build import build
-from tdserve.structure.capture import capture
-from tdserve.structure.captured import conform, share_spec
-from tdserve.structure.changes import replace_entries
-from tdserve.structure.nodes import Entry, Node, Path, Ragged, TensorLeaf, ValueLeaf
-from tdserve.structure.pieces import Pieces
+from tdserve.structure.building.build import build
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.captures.captured import conform, share_spec
 from tdserve.structure.stacks.elements import flatten_elements
-from tdserve.structure.torch_types import to_indexable
-from tdserve.structure.tree import Spec
+from tdserve.structure.tensors.pieces import Pieces
+from tdserve.structure.tensors.torch_types import to_indexable
+from tdserve.structure.trees.changes import replace_entries
+from tdserve.structure.trees.nodes import Entry, Node, Path, Ragged, TensorLeaf, ValueLeaf
+from tdserve.structure.trees.tree import Spec
 
 MASKS = "masks"
 """Key of the root below which the masks are, as in ``tensordict.pad_sequence``."""
@@ -27,7 +27,7 @@ Pad = float | int | bool | Mapping[Any, Any] | None
 
 
 class Columns(NamedTuple):
-    """Content by path, and its structure: the arguments of ``structure.build.build``."""
+    """Content by path, and its structure: the arguments of ``structure.building.build.build``."""
 
     spec: Spec
     tensors: dict[Path, torch.Tensor]

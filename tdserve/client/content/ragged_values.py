@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 
-from tdserve.structure.array_tensors import read_array
-from tdserve.structure.nodes import Path, Ragged
-from tdserve.structure.pieces import Pieces, split_jagged
-from tdserve.structure.plain_tensors import to_plain
 from tdserve.structure.stacks.elements import flatten_elements, split_elements
-from tdserve.structure.torch_types import FROM_TORCH, to_torch
+from tdserve.structure.tensors.array_tensors import read_array
+from tdserve.structure.tensors.pieces import Pieces, split_jagged
+from tdserve.structure.tensors.plain_tensors import to_plain
+from tdserve.structure.tensors.torch_types import FROM_TORCH, to_torch
+from tdserve.structure.trees.nodes import Path, Ragged
 
 
 def split_tensors(value: Any, batch_size: tuple[int, ...], ragged: Ragged, *, path: Path = (), store: str = "") -> Any:

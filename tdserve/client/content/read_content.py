@@ -19,11 +19,11 @@ from tdserve.client.content.leaves import Leaves, make_leaves
 from tdserve.client.content.padding import Pad, pad_ragged
 from tdserve.client.content.received import Received
 from tdserve.messages.layout import Layout
-from tdserve.structure.build import build, fill
-from tdserve.structure.capture import Captured, capture
-from tdserve.structure.fake_tensors import META, is_blank
-from tdserve.structure.state import restore_state
-from tdserve.structure.tree import Path, Spec, check_matches, show
+from tdserve.structure.building.build import build, fill
+from tdserve.structure.captures.capture import Captured, capture
+from tdserve.structure.captures.fake_tensors import META, is_blank
+from tdserve.structure.tensordicts.state import restore_state
+from tdserve.structure.trees.tree import Path, Spec, check_matches, show
 from tdserve.v1 import control_pb2
 
 

@@ -11,10 +11,10 @@ import torch
 from tdserve.base.errors import RemoteProtocolError, TransferAbortedError
 from tdserve.messages.content import ReadStatus
 from tdserve.messages.layout import Layout, Slot
-from tdserve.structure.dtypes import ITEMSIZE
-from tdserve.structure.independent_views import make_independent_views, view_memory
-from tdserve.structure.torch_types import to_torch
-from tdserve.structure.tree import Path
+from tdserve.structure.tensors.independent_views import make_independent_views, view_memory
+from tdserve.structure.tensors.torch_types import to_torch
+from tdserve.structure.trees.dtypes import ITEMSIZE
+from tdserve.structure.trees.tree import Path
 
 
 class Received:

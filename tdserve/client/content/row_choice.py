@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, is_non_tensor, is_tensor_collection
 
-from tdserve.structure.entries import get_entry
-from tdserve.structure.pieces import make_nested
-from tdserve.structure.torch_types import from_torch
-from tdserve.structure.tree import Path
+from tdserve.structure.tensordicts.entries import get_entry
+from tdserve.structure.tensors.pieces import make_nested
+from tdserve.structure.tensors.torch_types import from_torch
+from tdserve.structure.trees.tree import Path
 
 Where = torch.Tensor | slice
 """Positions of rows, or a slice of them."""

@@ -10,13 +10,13 @@ from typing import Any
 from tdserve.base.errors import RemoteProtocolError, TooLargeError
 from tdserve.data.values import ReadBlock
 from tdserve.messages.content import has_bundles
-from tdserve.structure.captured import EncodedValues
-from tdserve.structure.nodes import Form, Ragged
-from tdserve.structure.pieces import Pieces
-from tdserve.structure.stacks.deferred import MIN_ROWS, Deferred
+from tdserve.structure.building.deferred import MIN_ROWS, Deferred
+from tdserve.structure.building.packing import pack, unpack
+from tdserve.structure.captures.captured import EncodedValues
 from tdserve.structure.stacks.elements import flatten_elements, nest_list
-from tdserve.structure.stacks.packing import pack, unpack
-from tdserve.structure.tree import Path, Spec, ValueLeaf
+from tdserve.structure.tensors.pieces import Pieces
+from tdserve.structure.trees.nodes import Form, Ragged
+from tdserve.structure.trees.tree import Path, Spec, ValueLeaf
 from tdserve.values.value_bundles import SplitColumn, bundle
 from tdserve.values.value_codec import PICKLED, decode_many, encode_many
 from tdserve.values.value_columns import (

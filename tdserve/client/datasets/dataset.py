@@ -13,7 +13,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.client.datasets.worker_pool import get_worker_pool
 from tdserve.client.session.session_client import SessionClient
 from tdserve.messages.content import INDEX_KEY
-from tdserve.structure.tree import Path
+from tdserve.structure.trees.tree import Path
 
 BLOCK_ROWS = 1024
 BLOCK_NBYTES = 1 << 20

@@ -16,8 +16,8 @@ from tdserve.base.integers import check_integer
 from tdserve.client.content.devices import Upload, begin
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.epochs import EpochOrder, compute_share
-from tdserve.rules.replay.sampler import make_epoch_order
+from tdserve.rules.replay.samplers.epochs import EpochOrder, compute_share
+from tdserve.rules.replay.samplers.sampler import make_epoch_order
 
 NUM_THREADS = 2
 """While the rows of one batch arrive, those of the next are gathered."""

@@ -2,7 +2,7 @@
 
 torch itself makes a new piece of shared memory for each tensor, and passes its descriptor over a connection of its own,
 which takes longer than a batch of small rows. Here all tensors over one buffer are one segment (see
-``store.segments``), which the message only names.
+``store.exchange.segments``), which the message only names.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from tensordict import TensorDict
 from torch.multiprocessing.reductions import reduce_storage
 
-from tdserve.store.segments import Segment, SegmentReference, receive
-from tdserve.structure.compact import Tree, put_together, take_apart
+from tdserve.store.exchange.segments import Segment, SegmentReference, receive
+from tdserve.structure.tensordicts.compact import Tree, put_together, take_apart
 from tdserve.transport.pool import BufferPool, find_size_class
 
 MAX_IDLE_NBYTES = 512 * 1024 * 1024

@@ -21,8 +21,8 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.control.status import decode_failure, encode_failure
-from tdserve.structure import codec
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.tree import Spec
 from tdserve.transport.group_content import CallChannel
 from tdserve.transport.group_gloo import GroupWork
 from tdserve.v1 import group_pb2

@@ -11,10 +11,10 @@ from tdserve.base.errors import TDServeError
 from tdserve.base.ids import check_store_name
 from tdserve.client.content.devices import resolve_device
 from tdserve.client.groups.epoch import GroupEpoch
-from tdserve.client.session.network_interface import find_offered_address
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
+from tdserve.client.session.channels.network_interface import find_offered_address
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.rules.group_rule import BACKENDS, check_backend
 from tdserve.transport.group_nccl import check_available
 from tdserve.v1 import control_pb2

@@ -19,7 +19,7 @@ from tdserve.client.groups.member_parts import GivenPart, TakenPart
 from tdserve.client.groups.movers import DeviceMover, GroupMover, HostMover
 from tdserve.client.groups.reducing import Reducing, parse_operation
 from tdserve.client.session.session_client import SessionClient
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees.tree import Spec
 from tdserve.transport.group_content import CALL_TAG, PAIR_TAG, CallChannel
 from tdserve.v1 import group_pb2
 

@@ -15,10 +15,10 @@ from tdserve.client.content.value_blocks import decode_values, encode_values
 from tdserve.client.groups.group_errors import name_group
 from tdserve.messages.content import cut_values, write_layout
 from tdserve.messages.layout import Message
-from tdserve.structure.build import build
-from tdserve.structure.capture import Captured, capture
-from tdserve.structure.torch_types import to_torch
-from tdserve.structure.tree import Spec, check_matches, show
+from tdserve.structure.building.build import build
+from tdserve.structure.captures.capture import Captured, capture
+from tdserve.structure.tensors.torch_types import to_torch
+from tdserve.structure.trees.tree import Spec, check_matches, show
 from tdserve.transport.appended import BytesEnd, SinkBehind, SourceBehind
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import FlatBuffer, LeafBuffers, Sink, Source

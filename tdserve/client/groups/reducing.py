@@ -11,8 +11,8 @@ from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.client.groups.group_errors import name_group
 from tdserve.client.groups.member_parts import check_device, compute_fingerprint
 from tdserve.messages.layout import LARGE_LEAF_BYTES
-from tdserve.structure.capture import capture
-from tdserve.structure.tree import Spec, check_matches
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees.tree import Spec, check_matches
 
 OPERATIONS = ("sum", "product", "mean", "max", "min")
 

@@ -17,18 +17,18 @@ from tensordict import NonTensorData, NonTensorStack, UnbatchedTensor, is_tensor
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.content.ragged_values import describe_value, split_entries, split_tensors
 from tdserve.client.content.row_choice import Where, choose_rows
-from tdserve.structure import unbatched
-from tdserve.structure.array_tensors import read_array
-from tdserve.structure.capture import Captured, capture, capture_packed
-from tdserve.structure.changes import rebatch
-from tdserve.structure.dtypes import holds_all_values
-from tdserve.structure.file_tensors import FileTensor, read_into_memory
-from tdserve.structure.instances import find_fields
-from tdserve.structure.matching import describe_misfit
-from tdserve.structure.nodes import Form, Ragged
-from tdserve.structure.plain_tensors import to_plain
-from tdserve.structure.torch_types import from_torch, to_torch
-from tdserve.structure.tree import (
+from tdserve.structure.captures import unbatched
+from tdserve.structure.captures.capture import Captured, capture, capture_packed
+from tdserve.structure.tensordicts.instances import find_fields
+from tdserve.structure.tensors.array_tensors import read_array
+from tdserve.structure.tensors.file_tensors import FileTensor, read_into_memory
+from tdserve.structure.tensors.plain_tensors import to_plain
+from tdserve.structure.tensors.torch_types import from_torch, to_torch
+from tdserve.structure.trees.changes import rebatch
+from tdserve.structure.trees.dtypes import holds_all_values
+from tdserve.structure.trees.matching import describe_misfit
+from tdserve.structure.trees.nodes import Form, Ragged
+from tdserve.structure.trees.tree import (
     Entry,
     Node,
     Path,

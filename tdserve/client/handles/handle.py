@@ -22,13 +22,13 @@ from tdserve.client.handles.schema_changes import find_unknown
 from tdserve.client.handles.skeletons import Skeleton, get_skeleton
 from tdserve.client.handles.store_client import StoreClient
 from tdserve.client.handles.view import StoreView, unwrap_leaf
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.catalog.description import StoreDescription
+from tdserve.client.session.catalog.structure_text import format_repr
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.structure_text import format_repr
 from tdserve.messages.selection.items import split_index
-from tdserve.structure.entries import get_entry
-from tdserve.structure.nodes import count_dims
-from tdserve.structure.tree import Path, Spec, ValueLeaf, show
+from tdserve.structure.tensordicts.entries import get_entry
+from tdserve.structure.trees.nodes import count_dims
+from tdserve.structure.trees.tree import Path, Spec, ValueLeaf, show
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.structure.tree import Path
+from tdserve.structure.trees.tree import Path
 
 NO_DEFAULT: Any = object()
 """Stands for a default that was not given."""

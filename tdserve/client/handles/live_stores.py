@@ -7,10 +7,10 @@ from typing import Any, Protocol
 from tensordict import is_tensor_collection
 
 from tdserve.client.handles.view_steps import Dim, narrow_dims
-from tdserve.structure.capture import capture
-from tdserve.structure.entries import enliven, exchange_tensors
-from tdserve.structure.live_values import is_view
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.tensordicts.entries import enliven, exchange_tensors
+from tdserve.structure.tensordicts.live_values import is_view
+from tdserve.structure.trees.tree import Path, Spec
 
 
 class LiveStore(Protocol):

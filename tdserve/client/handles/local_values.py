@@ -10,8 +10,8 @@ from tensordict import TensorDict, is_tensor_collection
 from tdserve.base.deadline import Deadline
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.handles.view_calls import ViewCalls
-from tdserve.structure.array_dicts import select_entries
-from tdserve.structure.tree import Path
+from tdserve.structure.captures.array_dicts import select_entries
+from tdserve.structure.trees.tree import Path
 
 
 def read_remote(value: Any, deadline: Deadline | None = None) -> Any:

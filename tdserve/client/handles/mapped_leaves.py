@@ -13,17 +13,17 @@ from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.read_content import on_cpu
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.local.local_reads import MAX_CLONED_BYTES
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.values import ReadBlock, read_block
-from tdserve.store.mapping import open_leaves
-from tdserve.structure import codec
-from tdserve.structure.build import build
-from tdserve.structure.fake_tensors import META
-from tdserve.structure.nodes import TensorKind, TensorLeaf
-from tdserve.structure.tree import Path, Spec
+from tdserve.store.rows.mapping import open_leaves
+from tdserve.structure.building.build import build
+from tdserve.structure.captures.fake_tensors import META
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.nodes import TensorKind, TensorLeaf
+from tdserve.structure.trees.tree import Path, Spec
 from tdserve.v1 import control_pb2
 
 

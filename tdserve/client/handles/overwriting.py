@@ -14,10 +14,10 @@ from tdserve.client.transfers.write import NO_EXPECTATION, ExpectedRows, write_s
 from tdserve.messages.content import select_spec
 from tdserve.messages.selection.items import split_index
 from tdserve.messages.selection.selection import Selection, encode
-from tdserve.structure import unbatched
-from tdserve.structure.captured import Captured
-from tdserve.structure.nodes import count_dims
-from tdserve.structure.tree import Path, Spec, quote
+from tdserve.structure.captures import unbatched
+from tdserve.structure.captures.captured import Captured
+from tdserve.structure.trees.nodes import count_dims
+from tdserve.structure.trees.tree import Path, Spec, quote
 from tdserve.v1 import control_pb2
 
 

@@ -18,10 +18,10 @@ from tdserve.client.handles.local_values import read_remote, to_local
 from tdserve.client.handles.schema_changes import capture_addition, check_fields, split
 from tdserve.client.handles.tensordict_calls import TensorDictCalls
 from tdserve.client.transfers.read_selection import read_selection, require_content
-from tdserve.store.format import ROWS
-from tdserve.structure.altering import Renaming
-from tdserve.structure.entries import get_entry
-from tdserve.structure.tree import Node, Path, Spec
+from tdserve.store.rows.format import ROWS
+from tdserve.structure.tensordicts.entries import get_entry
+from tdserve.structure.trees.altering import Renaming
+from tdserve.structure.trees.tree import Node, Path, Spec
 
 if TYPE_CHECKING:
     from typing_extensions import Self

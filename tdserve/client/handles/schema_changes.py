@@ -10,19 +10,19 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import SpecMismatchError
 from tdserve.client.handles.coerce import Manner, coerce_value, is_none, is_unset_field
-from tdserve.client.session.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
+from tdserve.client.session.requests.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.write import write
-from tdserve.structure import codec
-from tdserve.structure.altering import Renaming
-from tdserve.structure.array_dicts import read_entry
-from tdserve.structure.capture import Captured, capture
-from tdserve.structure.file_tensors import is_in_file, iter_file_items
-from tdserve.structure.instances import find_content, find_tensorclass
-from tdserve.structure.nodes import find_entry
-from tdserve.structure.tree import Node, Path, Spec, describe, show
+from tdserve.structure.captures.array_dicts import read_entry
+from tdserve.structure.captures.capture import Captured, capture
+from tdserve.structure.tensordicts.instances import find_content, find_tensorclass
+from tdserve.structure.tensors.file_tensors import is_in_file, iter_file_items
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.altering import Renaming
+from tdserve.structure.trees.nodes import find_entry
+from tdserve.structure.trees.tree import Node, Path, Spec, describe, show
 from tdserve.v1 import content_pb2, control_pb2
 
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import TensorDict, is_non_tensor, is_tensor_collection
 
-from tdserve.structure.build import build
-from tdserve.structure.entries import get_entry
-from tdserve.structure.nodes import Entry, Node, Path, TensorLeaf, ValueLeaf
-from tdserve.structure.torch_types import from_torch, to_torch
-from tdserve.structure.tree import Spec
+from tdserve.structure.building.build import build
+from tdserve.structure.tensordicts.entries import get_entry
+from tdserve.structure.tensors.torch_types import from_torch, to_torch
+from tdserve.structure.trees.nodes import Entry, Node, Path, TensorLeaf, ValueLeaf
+from tdserve.structure.trees.tree import Spec
 
 _EMPTY = ""
 """Key below which an empty node is found among the sources."""

@@ -25,16 +25,16 @@ from tdserve.client.handles.mapped_leaves import map_store, read_small_leaf
 from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.handles.schema_changes import alter, capture_addition, merge_captures
 from tdserve.client.session.by_address import ByAddress
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.transfers.read_selection import read_selection, require_content
 from tdserve.messages.selection.dimension_names import select_names
 from tdserve.messages.selection.selection import encode
-from tdserve.structure.altering import Renaming
-from tdserve.structure.captured import Captured
-from tdserve.structure.entries import get_entry, name_dims
-from tdserve.structure.nodes import find_entry
-from tdserve.structure.tree import Node, Path, Spec, show
+from tdserve.structure.captures.captured import Captured
+from tdserve.structure.tensordicts.entries import get_entry, name_dims
+from tdserve.structure.trees.altering import Renaming
+from tdserve.structure.trees.nodes import find_entry
+from tdserve.structure.trees.tree import Node, Path, Spec, show
 from tdserve.v1 import control_pb2
 
 _Result = TypeVar("_Result")

@@ -30,8 +30,8 @@ from tdserve.client.handles.tensordict_names import (
     wants_inplace,
 )
 from tdserve.client.handles.view_calls import ViewCalls, is_view_call, rename_argument
-from tdserve.structure.instances import find_fields
-from tdserve.structure.tree import Path, ValueLeaf, show
+from tdserve.structure.tensordicts.instances import find_fields
+from tdserve.structure.trees.tree import Path, ValueLeaf, show
 
 
 @leave_modes_in_calls

@@ -37,14 +37,14 @@ from tdserve.client.handles.view_steps import (
     narrow_dims,
     spread,
 )
-from tdserve.client.session.structure_text import format_repr
+from tdserve.client.session.catalog.structure_text import format_repr
 from tdserve.messages.selection.dimension_names import select_names
 from tdserve.messages.selection.items import split_index
 from tdserve.messages.selection.selection import EVERYTHING, Selection, encode
 from tdserve.messages.selection.torch_selection import to_torch_index
-from tdserve.structure.entries import get_entry, put_in_order
-from tdserve.structure.nodes import count_dims
-from tdserve.structure.tree import Node, Path, Spec, ValueLeaf, quote, show
+from tdserve.structure.tensordicts.entries import get_entry, put_in_order
+from tdserve.structure.trees.nodes import count_dims
+from tdserve.structure.trees.tree import Node, Path, Spec, ValueLeaf, quote, show
 
 
 @leave_modes_in_calls

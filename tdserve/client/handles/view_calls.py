@@ -17,7 +17,7 @@ from tdserve.client.datasets.dataset import add_index, check_index_free
 from tdserve.client.datasets.epoch_batches import EpochBatches, plan_epoch
 from tdserve.client.handles.skeletons import Skeleton
 from tdserve.client.handles.store_client import StoreClient
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.trees.tree import Path, Spec
 
 
 @leave_modes_in_calls

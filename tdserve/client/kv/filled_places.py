@@ -13,7 +13,7 @@ from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.kv.records import wrap_tensor
 from tdserve.rules.kv.keyed_settings import KeyedSettings
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 
 
 def check_out(out: Any, keys: str | Sequence[str], default: Any, settings: KeyedSettings, *, store: str) -> None:

@@ -24,18 +24,18 @@ from tdserve.client.kv.filled_places import check_out, fill_out
 from tdserve.client.kv.key_arguments import encode_key, encode_keys, list_keys, list_versions, settle_keys
 from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
 from tdserve.client.kv.records import LikeRecords, Records, make_records
-from tdserve.client.session.awaitable_future import AwaitableFuture
 from tdserve.client.session.by_address import ByAddress, OfProcess
-from tdserve.client.session.description import StoreDescription
-from tdserve.client.session.pending import Reply
+from tdserve.client.session.calls.awaitable_future import AwaitableFuture
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
+from tdserve.client.session.catalog.description import StoreDescription
+from tdserve.client.session.requests.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.data.stored_entries import MAX_LISTED
 from tdserve.rules.kv.entry_changes import ABSENT, MAX_KEY_BYTES, make_missing_error, show_key
 from tdserve.rules.kv.keyed_settings import KeyedSettings
-from tdserve.store.entry_tables import FoundEntries
-from tdserve.structure.tree import Spec
+from tdserve.store.values.entry_tables import FoundEntries
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 from tdserve.values.value_bundles import SplitColumn
 

@@ -15,16 +15,16 @@ from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, DeadlineExceededError, RequestError, TDServeError
-from tdserve.client.session.awaitable_future import AwaitableFuture
-from tdserve.client.session.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.pending import MAX_POLL_S
+from tdserve.client.session.calls.awaitable_future import AwaitableFuture
+from tdserve.client.session.requests.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.requests.pending import MAX_POLL_S
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.transfers.coalescer import Coalescer, fail_parts, find_first_deadline
 from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_early
-from tdserve.structure.capture import Captured
-from tdserve.structure.nodes import Node, ValueLeaf
-from tdserve.structure.tree import Spec
+from tdserve.structure.captures.capture import Captured
+from tdserve.structure.trees.nodes import Node, ValueLeaf
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 from tdserve.values.value_bundles import SplitColumn
 

@@ -38,15 +38,15 @@ from tdserve.client.kv.tensor_records import (
 )
 from tdserve.messages.content import write_layout
 from tdserve.rules.kv.keyed_settings import Like
-from tdserve.structure.array_dicts import has_tensors, read_dict
-from tdserve.structure.array_tensors import read_array
-from tdserve.structure.build import build
-from tdserve.structure.capture import Captured, capture
-from tdserve.structure.listed_tensors import REMEDY, find_listed_tensor
-from tdserve.structure.plain_tensors import to_plain
-from tdserve.structure.stacks.packing import pack, unpack
-from tdserve.structure.torch_types import to_torch
-from tdserve.structure.tree import Path, Spec, check_matches
+from tdserve.structure.building.build import build
+from tdserve.structure.building.packing import pack, unpack
+from tdserve.structure.captures.array_dicts import has_tensors, read_dict
+from tdserve.structure.captures.capture import Captured, capture
+from tdserve.structure.tensors.array_tensors import read_array
+from tdserve.structure.tensors.listed_tensors import REMEDY, find_listed_tensor
+from tdserve.structure.tensors.plain_tensors import to_plain
+from tdserve.structure.tensors.torch_types import to_torch
+from tdserve.structure.trees.tree import Path, Spec, check_matches
 from tdserve.values.supported import ATOMS
 from tdserve.values.value_bundles import SplitColumn
 from tdserve.values.value_codec import PICKLED, decode_many, decode_value, encode_many, encode_value

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.structure.dtypes import NAMES, WIRE
-from tdserve.structure.plain_tensors import is_in_memory
-from tdserve.structure.torch_types import from_torch, to_torch
+from tdserve.structure.tensors.plain_tensors import is_in_memory
+from tdserve.structure.tensors.torch_types import from_torch, to_torch
+from tdserve.structure.trees.dtypes import NAMES, WIRE
 from tdserve.values.value_bundles import SplitColumn
 
 TENSOR_FORM = 2

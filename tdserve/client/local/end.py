@@ -31,12 +31,12 @@ from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.own_reads import OwnReads
 from tdserve.rules.channel_transports import LOCAL_TRANSPORT
-from tdserve.rules.replay.shared_numbers import NO_READER
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, is_marked_deleted, is_of
-from tdserve.store.session_locks import SessionLock
-from tdserve.store.spools import Spool
-from tdserve.store.version_mappings import drop_unlinked
-from tdserve.structure.tree import Spec
+from tdserve.rules.replay.allocation.shared_numbers import NO_READER
+from tdserve.store.exchange.session_locks import SessionLock
+from tdserve.store.exchange.spools import Spool
+from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, is_marked_deleted, is_of
+from tdserve.store.weights.version_mappings import drop_unlinked
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.values.value_columns import Buffer
 

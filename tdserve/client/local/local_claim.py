@@ -12,9 +12,9 @@ from tdserve.client.local.local_writes import fill_rows
 from tdserve.data.places import Places
 from tdserve.data.row_claim import RowClaim
 from tdserve.messages.row_numbers import Rows
-from tdserve.store.claim_file import ClaimedRows
-from tdserve.structure.capture import Captured
-from tdserve.structure.tree import Spec
+from tdserve.store.rows.claim_file import ClaimedRows
+from tdserve.structure.captures.capture import Captured
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 

@@ -23,10 +23,10 @@ from tdserve.messages.content import ReadStatus, make_rows_layout, make_status_c
 from tdserve.messages.layout import Layout
 from tdserve.messages.row_numbers import spread
 from tdserve.messages.selection.selection import Selection
-from tdserve.rules.replay.shared_numbers import FoundRows
-from tdserve.store.generations import sum_generations
-from tdserve.structure.torch_types import to_indexable, to_torch
-from tdserve.structure.tree import Path, Spec
+from tdserve.rules.replay.allocation.shared_numbers import FoundRows
+from tdserve.store.rows.generations import sum_generations
+from tdserve.structure.tensors.torch_types import to_indexable, to_torch
+from tdserve.structure.trees.tree import Path, Spec
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import RowBuffers, Source, view_bytes
 from tdserve.v1 import control_pb2

@@ -16,11 +16,11 @@ from tdserve.data.places import Places
 from tdserve.messages.content import write_layout
 from tdserve.messages.selection.selection import Selection
 from tdserve.messages.selection.torch_selection import to_torch_index
-from tdserve.store.shown_memory import shows_store
-from tdserve.store.versions import VersionFile, list_leaf_places
-from tdserve.structure.capture import Captured
-from tdserve.structure.file_tensors import MAX_BLOCK_BYTES, FileTensor, split_spans
-from tdserve.structure.torch_types import to_indexable
+from tdserve.store.rows.shown_memory import shows_store
+from tdserve.store.weights.versions import VersionFile, list_leaf_places
+from tdserve.structure.captures.capture import Captured
+from tdserve.structure.tensors.file_tensors import MAX_BLOCK_BYTES, FileTensor, split_spans
+from tdserve.structure.tensors.torch_types import to_indexable
 from tdserve.transport.sources_sinks import copy_bytes, view_bytes
 from tdserve.v1 import control_pb2
 

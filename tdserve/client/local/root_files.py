@@ -11,7 +11,7 @@ from typing import Protocol
 from tdserve.base.errors import ConnectError, TDServeError, TransferAbortedError
 from tdserve.control.lending import borrow
 from tdserve.control.local import connect
-from tdserve.store.root import STORES
+from tdserve.store.roots.root import STORES
 from tdserve.v1 import control_pb2
 
 MAX_KEPT_FOLDERS = 32

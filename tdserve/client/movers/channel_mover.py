@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError
 from tdserve.client.content.read_content import Content, on_cpu
-from tdserve.client.session.client_mover import ClientMover, WantedRows, WantedSelection
-from tdserve.client.session.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.pending import Announced, OnAnnounced, Pending, Reply
+from tdserve.client.session.calls.timeouts import may_expect
+from tdserve.client.session.requests.client_mover import ClientMover, WantedRows, WantedSelection
+from tdserve.client.session.requests.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.requests.pending import Announced, OnAnnounced, Pending, Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import may_expect
 from tdserve.client.transfers.download import post_announced, post_known_size, receive_answer
 from tdserve.client.transfers.read import ReceiverSettings, finish_known_size, finish_read
 from tdserve.client.transfers.upload import SentContent
 from tdserve.data.stored_entries import decode_entries
 from tdserve.messages.content import make_rows_layout, read_layout, select_spec
 from tdserve.rules.tags import make_tag
-from tdserve.store.entry_tables import FoundEntries
-from tdserve.structure.capture import Captured
-from tdserve.structure.tree import Spec
+from tdserve.store.values.entry_tables import FoundEntries
+from tdserve.structure.captures.capture import Captured
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 MAX_EXPECTED_BYTES = 16 * 1024 * 1024

@@ -16,12 +16,12 @@ from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.local_claim import LocalClaim
 from tdserve.client.local.local_reads import NOTHING_ADDED, copy_rows, copy_selection
-from tdserve.client.session.client_mover import ClientMover, WantedRows, WantedSelection
-from tdserve.client.session.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.pending import Reply
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
+from tdserve.client.session.requests.client_mover import ClientMover, WantedRows, WantedSelection
+from tdserve.client.session.requests.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.requests.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.placing import PlacedContent
 from tdserve.client.transfers.read import ReceiverSettings, try_decode_values
 from tdserve.client.transfers.upload import SentContent
@@ -32,10 +32,10 @@ from tdserve.messages.content import may_be_packed, read_layout, select_spec, wr
 from tdserve.messages.row_numbers import decode_repeats, decode_rows
 from tdserve.messages.selection.selection import Selection
 from tdserve.rules.channel_transports import LOCAL_TRANSPORT
-from tdserve.rules.replay.shared_numbers import FoundRows
-from tdserve.store.entry_tables import FoundEntries
-from tdserve.structure.capture import Captured
-from tdserve.structure.tree import Spec
+from tdserve.rules.replay.allocation.shared_numbers import FoundRows
+from tdserve.store.values.entry_tables import FoundEntries
+from tdserve.structure.captures.capture import Captured
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 MAX_TRIES = 100

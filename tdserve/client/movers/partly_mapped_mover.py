@@ -11,17 +11,17 @@ from tdserve.client.content.read_content import Content
 from tdserve.client.local.local_claim import LocalClaim
 from tdserve.client.movers.channel_mover import ChannelMover
 from tdserve.client.movers.mapped_mover import MappedMover
-from tdserve.client.session.client_mover import ClientMover, WantedRows, WantedSelection
-from tdserve.client.session.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.pending import Reply
+from tdserve.client.session.requests.client_mover import ClientMover, WantedRows, WantedSelection
+from tdserve.client.session.requests.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.requests.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.data.mapped_stores import MappedStore
 from tdserve.messages.selection.selection import Selection
 from tdserve.rules.channel_transports import LOCAL_TRANSPORT
-from tdserve.store.entry_tables import FoundEntries
-from tdserve.structure.capture import Captured
-from tdserve.structure.tree import Spec
+from tdserve.store.values.entry_tables import FoundEntries
+from tdserve.structure.captures.capture import Captured
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 

@@ -10,7 +10,7 @@ from itertools import count
 from tdserve.base.errors import TDServeError
 from tdserve.client.moves.manifest import Checkpoint, list_blocks, list_ids, load, make_manifest_name, read_block
 from tdserve.client.moves.server_checkpoints import Place, find_server_place
-from tdserve.store.archive import open_archive
+from tdserve.store.roots.archive import open_archive
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError
 from tdserve.client.moves.manifest import Checkpoint, get_uid, list_with_damage
-from tdserve.store.archive import Archive
+from tdserve.store.roots.archive import Archive
 
 
 @contextmanager

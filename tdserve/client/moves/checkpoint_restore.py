@@ -26,8 +26,8 @@ from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import delete_store
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.settings import Settings
-from tdserve.store.archive import Archive
-from tdserve.store.moved_files import compute_zero_digest
+from tdserve.store.roots.archive import Archive
+from tdserve.store.roots.moved_files import compute_zero_digest
 from tdserve.v1 import control_pb2
 
 

@@ -36,7 +36,7 @@ from tdserve.client.moves.move_steps import UNDO_S, request_checkpoint_step
 from tdserve.client.session.session_client import SessionClient
 from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES, iter_changed
 from tdserve.rules.catalog import StoreRecord
-from tdserve.store.archive import Archive
+from tdserve.store.roots.archive import Archive
 from tdserve.v1 import control_pb2
 
 FROZEN_BYTES = 32 << 20

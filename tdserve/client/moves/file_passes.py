@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES, count_blocks, iter_changed
-from tdserve.store.moved_files import Digest, compute_zero_digest
+from tdserve.store.roots.moved_files import Digest, compute_zero_digest
 from tdserve.v1 import control_pb2
 
 BLOCKS_PER_REQUEST = 32

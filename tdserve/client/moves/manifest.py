@@ -18,8 +18,8 @@ from typing import Any
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError
 from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
-from tdserve.store.archive import Archive
-from tdserve.store.moved_files import compute_digest
+from tdserve.store.roots.archive import Archive
+from tdserve.store.roots.moved_files import compute_digest
 from tdserve.v1 import control_pb2
 
 FORMAT = 1

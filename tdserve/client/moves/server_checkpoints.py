@@ -19,7 +19,7 @@ from tdserve.client.moves.manifest import Checkpoint, keep_newest, list_ids, lis
 from tdserve.client.moves.move_steps import request_checkpoint_step
 from tdserve.client.session.session_client import SessionClient
 from tdserve.rules.placement import find_whole
-from tdserve.store.archive import check_outside_roots, open_archive
+from tdserve.store.roots.archive import check_outside_roots, open_archive
 from tdserve.v1 import control_pb2
 
 CHECKPOINT_TIMEOUT_S = 3600.0

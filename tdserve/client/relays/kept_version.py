@@ -11,8 +11,8 @@ import torch
 
 from tdserve.base.errors import PeerLostError
 from tdserve.messages.layout import Layout
-from tdserve.store.version_checksums import DTYPE, compute_leaf_checksum
-from tdserve.structure.tree import Spec
+from tdserve.store.weights.version_checksums import DTYPE, compute_leaf_checksum
+from tdserve.structure.trees.tree import Spec
 
 
 class KeptVersion:

@@ -15,7 +15,7 @@ from tdserve.base.errors import ClosedError, PeerLostError, TDServeError
 from tdserve.client.relays.kept_version import KeptVersion, compute_checksums
 from tdserve.client.relays.relay_link import PULLER_RANK, RELAY_RANK, RelayLink, pass_on
 from tdserve.messages.layout import Layout
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees.tree import Spec
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2
 

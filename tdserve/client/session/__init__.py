@@ -1,1 +1,10 @@
-"""The connection of a client to its server: sessions, calls, and what identifies both."""
+"""The connection of a client to its server: sessions, calls, and what identifies both.
+
+Its rooms import one another downwards: ``calls`` (deadlines, retries, futures), then ``channels`` (what a session
+exchanges with its server), then ``requests`` (those under way), then ``catalog`` (what is known of stores).
+
+What puts them together is here. Read ``session_client`` (what handles and calls hold) and ``session`` (its end of one
+session) first; ``session_opener``, ``one_port`` and ``client_links`` open and end sessions, ``store_changes`` creates
+and deletes stores, ``by_address`` and ``recipe`` make handles work in every process, ``finalizing`` and
+``process_exit`` end what is left.
+"""

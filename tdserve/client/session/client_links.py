@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.client.session.catalog_client import AskSession
-from tdserve.client.session.deadline_watch import DeadlineWatch
+from tdserve.client.session.calls.deadline_watch import DeadlineWatch
+from tdserve.client.session.catalog.catalog_client import AskSession
 from tdserve.client.session.finalizing import run_from_finalizer
 from tdserve.client.session.session import Session
 from tdserve.control.connection import ControlConnection

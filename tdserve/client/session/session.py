@@ -24,23 +24,23 @@ from tdserve.client.content.gpu import NO_GPU, Gpu, check_channel
 from tdserve.client.local.end import LocalEnd, open_local
 from tdserve.client.local.root_files import FileAccess
 from tdserve.client.relays.relay import SessionRelays
-from tdserve.client.session.abandoned_requests import AbandonedRequests, Brings
-from tdserve.client.session.call_traces import find_call_traces
-from tdserve.client.session.cancellation import get_cancellation
-from tdserve.client.session.client_control_channel import ClientControlChannel
-from tdserve.client.session.client_mover import ClientMover
-from tdserve.client.session.content_channel import ContentChannel, ContentChannels
-from tdserve.client.session.group_inbox import GroupInbox
-from tdserve.client.session.hello import make_hello
-from tdserve.client.session.network_interface import find_content_address, make_channel_error
-from tdserve.client.session.observed_calls import ObservedCalls
-from tdserve.client.session.open_requests import OpenRequests
-from tdserve.client.session.pending import OnAnnounced, OnAnswer, OnPermit, Pending
-from tdserve.client.session.request_numbers import RequestNumbers
+from tdserve.client.session.calls.call_traces import find_call_traces
+from tdserve.client.session.calls.cancellation import get_cancellation
+from tdserve.client.session.calls.observed_calls import ObservedCalls
+from tdserve.client.session.channels.client_control_channel import ClientControlChannel
+from tdserve.client.session.channels.content_channel import ContentChannel, ContentChannels
+from tdserve.client.session.channels.group_inbox import GroupInbox
+from tdserve.client.session.channels.hello import make_hello
+from tdserve.client.session.channels.network_interface import find_content_address, make_channel_error
+from tdserve.client.session.requests.abandoned_requests import AbandonedRequests, Brings
+from tdserve.client.session.requests.client_mover import ClientMover
+from tdserve.client.session.requests.open_requests import OpenRequests
+from tdserve.client.session.requests.pending import OnAnnounced, OnAnswer, OnPermit, Pending
+from tdserve.client.session.requests.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection, SessionStream
 from tdserve.control.status import encode_failure
 from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS, allows_local
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees.tree import Spec
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import CLIENT_RANK
 from tdserve.transport.proving import make_session_credential

@@ -25,9 +25,9 @@ from tdserve.client.content.devices import choose_arrays
 from tdserve.client.content.gpu import find_gpu
 from tdserve.client.content.outer_modes import leave_modes_first
 from tdserve.client.local.root_files import FileAccess
-from tdserve.client.session.awaitable_future import AwaitableFuture
-from tdserve.client.session.background_calls import BackgroundCalls
-from tdserve.client.session.call_conditions import (
+from tdserve.client.session.calls.awaitable_future import AwaitableFuture
+from tdserve.client.session.calls.background_calls import BackgroundCalls
+from tdserve.client.session.calls.call_conditions import (
     REFUSED_FOR_NOW,
     RETRY_BACKOFF_S,
     choose_pauses_s,
@@ -38,22 +38,22 @@ from tdserve.client.session.call_conditions import (
     is_over,
     lengthen,
 )
-from tdserve.client.session.call_traces import find_call_traces, get_traced_call
-from tdserve.client.session.catalog_client import CatalogClient
+from tdserve.client.session.calls.call_traces import find_call_traces, get_traced_call
+from tdserve.client.session.calls.observed_calls import ObservedCalls
+from tdserve.client.session.calls.reach import get_reach
+from tdserve.client.session.calls.step_counts import StepCounts
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s, compute_min_channel_s
+from tdserve.client.session.catalog.catalog_client import CatalogClient
 from tdserve.client.session.client_links import ClientLinks, ask_weakly, end_with
-from tdserve.client.session.client_mover import ClientMover
-from tdserve.client.session.known_stores import KnownStores
-from tdserve.client.session.observed_calls import ObservedCalls
 from tdserve.client.session.one_port import OnePort, explain_one_port
-from tdserve.client.session.reach import get_reach
 from tdserve.client.session.recipe import Recipe
+from tdserve.client.session.requests.client_mover import ClientMover
+from tdserve.client.session.requests.known_stores import KnownStores
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening
-from tdserve.client.session.step_counts import StepCounts
-from tdserve.client.session.timeouts import compute_answer_timeout_s, compute_min_channel_s
 from tdserve.messages.call_names import READ
 from tdserve.messages.span_attributes import name_rows
-from tdserve.structure.array_views import to_arrays
+from tdserve.structure.building.array_views import to_arrays
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S
 from tdserve.v1 import control_pb2

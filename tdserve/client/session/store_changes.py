@@ -8,12 +8,12 @@ from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.ids import check_store_name
-from tdserve.client.session.description import StoreDescription, from_message
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
+from tdserve.client.session.catalog.description import StoreDescription, from_message
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
-from tdserve.structure import codec
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 _log = logging.getLogger("tdserve.client")

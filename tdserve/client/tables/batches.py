@@ -25,12 +25,12 @@ from tdserve.base.errors import (
 )
 from tdserve.client.content.devices import begin, resolve_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
-from tdserve.client.session.call_conditions import REPEATED, RETRY_BACKOFF_S, lengthen
-from tdserve.client.session.call_deadline import begin_step
+from tdserve.client.session.calls.call_conditions import REPEATED, RETRY_BACKOFF_S, lengthen
+from tdserve.client.session.calls.call_deadline import begin_step
+from tdserve.client.session.calls.step_counts import StepCount
 from tdserve.client.session.finalizing import run_from_finalizer
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.step_counts import StepCount
 from tdserve.client.tables.batches_ahead import JOIN_TIMEOUT_S, POLL_S, BatchesAhead, make_late_error, take_prefetched
 from tdserve.client.tables.draw_arguments import Ahead
 from tdserve.client.tables.row_annotations import ask_versions_in_time, find_oldest_version

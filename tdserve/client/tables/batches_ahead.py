@@ -13,8 +13,8 @@ from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, EndOfStreamError
-from tdserve.client.session.call_deadline import get_call_deadline
-from tdserve.client.session.step_counts import StepCount
+from tdserve.client.session.calls.call_deadline import get_call_deadline
+from tdserve.client.session.calls.step_counts import StepCount
 from tdserve.client.tables.share import Share
 
 JOIN_TIMEOUT_S = 5.0

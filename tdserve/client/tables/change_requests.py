@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, SelectionError
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import Rows, encode_few_bytes, encode_rows
 from tdserve.rules.replay.plans import check_priorities
-from tdserve.structure.plain_tensors import to_host
+from tdserve.structure.tensors.plain_tensors import to_host
 from tdserve.v1 import control_pb2
 
 MAX_MESSAGE_ROWS = 1 << 17

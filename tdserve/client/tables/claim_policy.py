@@ -12,12 +12,12 @@ import torch
 
 from tdserve.base.errors import LocalProtocolError, TDServeError, TransportError
 from tdserve.client.local.local_claim import LocalClaim
-from tdserve.client.session.outgoing import WriteTarget
+from tdserve.client.session.requests.outgoing import WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.rules.replay.claim_pacing import MIN_EXTENDS, ClaimPacing
+from tdserve.rules.replay.allocation.claim_pacing import MIN_EXTENDS, ClaimPacing
 from tdserve.rules.replay.settings import Settings
-from tdserve.structure.capture import Captured
+from tdserve.structure.captures.capture import Captured
 from tdserve.v1 import control_pb2
 
 AHEAD = 32

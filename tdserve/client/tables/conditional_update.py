@@ -18,9 +18,9 @@ from tdserve.base.errors import InvalidRequestError, SelectionError
 from tdserve.client.content.row_choice import choose_rows, count_rows, iter_tensors
 from tdserve.client.transfers.write import ExpectedRows
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.ring import ROW_ID_MASK
-from tdserve.structure.plain_tensors import to_plain
-from tdserve.structure.tree import Path, Spec, quote
+from tdserve.rules.replay.allocation.ring import ROW_ID_MASK
+from tdserve.structure.tensors.plain_tensors import to_plain
+from tdserve.structure.trees.tree import Path, Spec, quote
 
 NOT_LIVE = -1
 """In the place of the generation of a row that is not live."""

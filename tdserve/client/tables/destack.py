@@ -8,7 +8,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
 from tensordict.utils import is_non_tensor
 
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees.tree import Spec
 
 
 def destack(batch: Any, row: Spec) -> TensorDict | None:

@@ -14,7 +14,7 @@ from tdserve.base.integers import check_integer
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.tables.share import Share
 from tdserve.messages.content import MAX_SAMPLE_ROWS
-from tdserve.rules.replay.kept_draws import MAX_KEPT_DRAWS
+from tdserve.rules.replay.draws.kept_draws import MAX_KEPT_DRAWS
 
 MAX_PREFETCHED_STEPS = MAX_KEPT_DRAWS // 2
 """Most steps that a rank is ahead of itself: a rank that is as far behind finds its draws still kept."""

@@ -20,10 +20,10 @@ import torch
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, ClosedError, RequestError, StructureChangedError, TDServeError
-from tdserve.client.session.client_mover import ClientMover
-from tdserve.client.session.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.reach import reach_within
-from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
+from tdserve.client.session.calls.reach import reach_within
+from tdserve.client.session.requests.client_mover import ClientMover
+from tdserve.client.session.requests.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.requests.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.claim_policy import ClaimPolicy, ClaimRequest, UnknownOutcome
@@ -34,8 +34,8 @@ from tdserve.client.transfers.write import MakeBody, MakeOutgoing, write, write_
 from tdserve.messages.long_lists import find_columns
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.rules.replay.settings import Settings
-from tdserve.structure.capture import Captured
-from tdserve.structure.tree import Spec
+from tdserve.structure.captures.capture import Captured
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import content_pb2, control_pb2
 
 MAX_UNDER_WAY = 2

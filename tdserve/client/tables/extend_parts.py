@@ -12,10 +12,10 @@ import torch
 
 from tdserve.base.deadline import Deadline
 from tdserve.client.content.value_blocks import compute_joinable_nbytes
-from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.calls.awaitable_future import AwaitableFuture
 from tdserve.messages.long_lists import find_columns
-from tdserve.structure.capture import Captured
-from tdserve.structure.tree import Spec
+from tdserve.structure.captures.capture import Captured
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 

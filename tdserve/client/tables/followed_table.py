@@ -16,8 +16,8 @@ from tdserve.base.errors import (
 )
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.by_address import OfProcess
-from tdserve.client.session.description import StoreDescription
-from tdserve.client.session.outgoing import WriteTarget
+from tdserve.client.session.catalog.description import StoreDescription
+from tdserve.client.session.requests.outgoing import WriteTarget
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.given_rows import suggest_form
@@ -28,7 +28,7 @@ from tdserve.client.tables.sampling import Query
 from tdserve.client.tables.table_counts import LastCounts
 from tdserve.messages.store_kinds import MEANT_NAMES
 from tdserve.rules.replay.settings import Settings
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.trees.tree import Path, Spec
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from tensordict import is_tensor_collection, lazy_stack
 from tdserve.base.errors import InvalidRequestError, SpecMismatchError
 from tdserve.client.content.row_choice import choose_rows, iter_tensors
 from tdserve.client.tables.row_annotations import RowAnnotations
-from tdserve.rules.replay.sampler import Sampler
-from tdserve.structure.tree import Spec, show
+from tdserve.rules.replay.samplers.sampler import Sampler
+from tdserve.structure.trees.tree import Spec, show
 
 
 class GivenRows(NamedTuple):

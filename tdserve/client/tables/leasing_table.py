@@ -17,7 +17,7 @@ from tdserve.client.tables.share import Share
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taken_batches import TakenBatches
 from tdserve.client.tables.taking import Taken, take_rows
-from tdserve.structure.tree import Path
+from tdserve.structure.trees.tree import Path
 
 
 class LeasingTableHandle(TableHandle):

@@ -6,7 +6,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import SpecMismatchError
 from tdserve.client.handles.schema_changes import alter, check_fields
 from tdserve.client.session.session_client import SessionClient
-from tdserve.structure.tree import Path, Spec, TensorLeaf, ValueLeaf, check_matches, quote, show
+from tdserve.structure.trees.tree import Path, Spec, TensorLeaf, ValueLeaf, check_matches, quote, show
 from tdserve.v1 import control_pb2
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, StoreExistsError
 from tdserve.base.ids import check_store_name
-from tdserve.client.session.description import StoreDescription, check_storage
+from tdserve.client.session.catalog.description import StoreDescription, check_storage
+from tdserve.client.session.catalog.store_options import StoreOptions
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
-from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.replay.settings import Settings
-from tdserve.structure.capture import Captured, capture
-from tdserve.structure.declaring import Declared, declare_ragged, widens
-from tdserve.structure.fake_tensors import to_structure_capture
-from tdserve.structure.matching import quote
+from tdserve.structure.captures.capture import Captured, capture
+from tdserve.structure.captures.declaring import Declared, declare_ragged, widens
+from tdserve.structure.captures.fake_tensors import to_structure_capture
+from tdserve.structure.trees.matching import quote
 from tdserve.v1 import control_pb2
 
 

@@ -11,9 +11,9 @@ import torch
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
-from tdserve.rules.replay.arguments import to_key_path
-from tdserve.structure.rows import copy_leaves
-from tdserve.structure.tree import Path, Spec, TensorLeaf, quote
+from tdserve.rules.replay.samplers.arguments import to_key_path
+from tdserve.structure.captures.rows import copy_leaves
+from tdserve.structure.trees.tree import Path, Spec, TensorLeaf, quote
 
 Key = str | tuple[str, ...]
 

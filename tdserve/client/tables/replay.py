@@ -10,7 +10,7 @@ from tdserve.client.content.devices import to_device
 from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
-from tdserve.client.session.step_counts import StepCount
+from tdserve.client.session.calls.step_counts import StepCount
 from tdserve.client.tables.batches import Batches
 from tdserve.client.tables.change_requests import (
     ask_priorities,

@@ -9,15 +9,15 @@ from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import StoreExistsError, StoreNotCreatedError, StoreNotFoundError, TDServeError
-from tdserve.client.session.call_conditions import may_repeat
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.calls.call_conditions import may_repeat
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
-from tdserve.structure.declaring import widen_row, widens
-from tdserve.structure.nodes import Form
-from tdserve.structure.tree import Spec
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.captures.declaring import widen_row, widens
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.nodes import Form
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 RENEWAL_TIMEOUT_S = 1.0

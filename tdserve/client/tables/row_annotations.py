@@ -10,13 +10,13 @@ import torch
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import LARGEST, to_integer
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.tables.change_requests import to_priorities
 from tdserve.messages.content import POLICY_VERSION_KEY
 from tdserve.rules.replay.settings import Settings
-from tdserve.structure.plain_tensors import to_host
+from tdserve.structure.tensors.plain_tensors import to_host
 from tdserve.v1 import control_pb2
 
 

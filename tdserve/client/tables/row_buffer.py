@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.structure.captured import Captured
-from tdserve.structure.rows import RowSlots, copy_leaves
-from tdserve.structure.tree import Spec
+from tdserve.structure.captures.captured import Captured
+from tdserve.structure.captures.rows import RowSlots, copy_leaves
+from tdserve.structure.trees.tree import Spec
 
 NO_PRIORITY = math.nan
 """Marks a row without one in lists of priorities, which are never NaN."""

@@ -10,8 +10,8 @@ from tdserve.base.errors import CapacityError, InvalidRequestError
 from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.client.tables.row_buffer import Batch
 from tdserve.rules.replay.settings import Settings
-from tdserve.structure.captured import Captured
-from tdserve.structure.tree import Spec
+from tdserve.structure.captures.captured import Captured
+from tdserve.structure.trees.tree import Spec
 
 MIN_RING_BATCHES = 16
 """Joined rows fill at most one part in this many of a ring: rows that are being overwritten cannot be read."""

@@ -27,13 +27,13 @@ from tdserve.base.errors import (
     RequestError,
     WriterFailedError,
 )
-from tdserve.client.session.call_deadline import begin_step
-from tdserve.client.session.client_mover import ClientMover
+from tdserve.client.session.calls.call_deadline import begin_step
 from tdserve.client.session.process_exit import ExitFlush
+from tdserve.client.session.requests.client_mover import ClientMover
 from tdserve.client.tables.nstep import NStepWindow
 from tdserve.client.tables.row_buffer import NO_VERSION, Batch, Page, RowBuffer
 from tdserve.client.tables.row_delivery import Delivery, RowDestination, compute_max_rows
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees.tree import Spec
 
 PROBE_S = 2.0
 """A batch under way for this long may wait for the table's limiter, or for a server that is gone: find out which."""

@@ -19,10 +19,10 @@ from tdserve.client.content.read_content import Content
 from tdserve.client.datasets.dataset import iter_rows, read_into_shared_memory
 from tdserve.client.handles.key_paths import NO_DEFAULT, list_paths
 from tdserve.client.session.by_address import ByAddress
-from tdserve.client.session.client_mover import WantedRows
-from tdserve.client.session.pending import Reply
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
+from tdserve.client.session.requests.client_mover import WantedRows
+from tdserve.client.session.requests.pending import Reply
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS, ask_sequences, to_row_numbers
 from tdserve.client.tables.sampling import build_rows
 from tdserve.client.tables.shaped_rows import check_row_index, make_ragged_error, shape_rows
@@ -30,9 +30,9 @@ from tdserve.client.tables.table_counts import ask_counts
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import Rows
 from tdserve.messages.selection.selection import parse
-from tdserve.structure.entries import get_entry
-from tdserve.structure.plain_tensors import to_host
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.tensordicts.entries import get_entry
+from tdserve.structure.tensors.plain_tensors import to_host
+from tdserve.structure.trees.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2
 
 T = TypeVar("T")

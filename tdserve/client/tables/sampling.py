@@ -14,11 +14,11 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CorruptDataError, TDServeError, TransferAbortedError
 from tdserve.client.content.padding import Pad, pad_ragged
 from tdserve.client.content.read_content import Content, on_cpu
-from tdserve.client.session.client_mover import ClientMover, WantedRows
-from tdserve.client.session.pending import Pending, Reply
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s, may_expect
+from tdserve.client.session.requests.client_mover import ClientMover, WantedRows
+from tdserve.client.session.requests.pending import Pending, Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s, may_expect
 from tdserve.client.tables.row_annotations import add_policy_news
 from tdserve.client.tables.share import Share
 from tdserve.client.transfers.download import Posted, post_known_size
@@ -33,12 +33,12 @@ from tdserve.messages.content import (
 )
 from tdserve.messages.layout import Layout
 from tdserve.rules.tags import make_tag
-from tdserve.structure.array_views import to_arrays
-from tdserve.structure.build import build
-from tdserve.structure.independent_views import make_independent_views
+from tdserve.structure.building.array_views import to_arrays
+from tdserve.structure.building.build import build
 from tdserve.structure.stacks.elements import with_one_value
-from tdserve.structure.torch_types import to_indexable
-from tdserve.structure.tree import Path, Spec, TensorLeaf, quote
+from tdserve.structure.tensors.independent_views import make_independent_views
+from tdserve.structure.tensors.torch_types import to_indexable
+from tdserve.structure.trees.tree import Path, Spec, TensorLeaf, quote
 from tdserve.v1 import content_pb2, control_pb2
 
 _TRUNCATED = ("next", "truncated")

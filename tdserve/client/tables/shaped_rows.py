@@ -10,7 +10,7 @@ from tensordict import LazyStackedTensorDict, is_tensor_collection
 from tensordict.utils import is_non_tensor
 
 from tdserve.base.errors import InvalidRequestError, SelectionError
-from tdserve.structure.tree import Path, quote
+from tdserve.structure.trees.tree import Path, quote
 
 
 def check_row_index(index: Any, *, store: str) -> None:

@@ -10,8 +10,8 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
 from tdserve.base.torchrun_rank import read_run_id
 from tdserve.client.handles.key_paths import check_path
-from tdserve.rules.replay.kept_draw import MAX_RUN_BYTES
-from tdserve.structure.tree import Path
+from tdserve.rules.replay.draws.kept_draw import MAX_RUN_BYTES
+from tdserve.structure.trees.tree import Path
 from tdserve.v1 import control_pb2
 
 MAX_STEP = (1 << 63) - 1

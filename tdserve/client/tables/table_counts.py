@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tdserve.base.deadline import Deadline
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.v1 import control_pb2
 
 

@@ -20,7 +20,7 @@ from tdserve.base.integers import check_integer
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.handles.overwriting import overwrite
-from tdserve.client.session.awaitable_future import AwaitableFuture
+from tdserve.client.session.calls.awaitable_future import AwaitableFuture
 from tdserve.client.tables.change_requests import (
     change,
     encode_deletion,
@@ -43,10 +43,10 @@ from tdserve.client.tables.writer import ReplayWriter
 from tdserve.client.transfers.write import ExpectedRows
 from tdserve.messages.content import ADDED_KEYS
 from tdserve.messages.row_numbers import Rows
-from tdserve.structure.array_dicts import read_rows
-from tdserve.structure.capture import Captured, capture
+from tdserve.structure.captures.array_dicts import read_rows
+from tdserve.structure.captures.capture import Captured, capture
 from tdserve.structure.stacks.elements import restack_by_rows
-from tdserve.structure.tree import Path
+from tdserve.structure.trees.tree import Path
 from tdserve.v1 import content_pb2, control_pb2
 
 

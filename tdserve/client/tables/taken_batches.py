@@ -17,8 +17,8 @@ from tdserve.base.errors import (
 )
 from tdserve.client.content.devices import to_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
-from tdserve.client.session.call_conditions import may_repeat
-from tdserve.client.session.call_deadline import begin_step
+from tdserve.client.session.calls.call_conditions import may_repeat
+from tdserve.client.session.calls.call_deadline import begin_step
 from tdserve.client.session.finalizing import run_from_finalizer
 
 POLL_S = 0.5

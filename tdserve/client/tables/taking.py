@@ -20,7 +20,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.client.content.outer_modes import leave_modes_in_calls
-from tdserve.client.session.call_conditions import is_passing
+from tdserve.client.session.calls.call_conditions import is_passing
 from tdserve.client.session.finalizing import run_from_finalizer
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient

@@ -16,7 +16,7 @@ from tdserve.base.integers import check_integer
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.value_blocks import compute_row_nbytes
 from tdserve.client.handles.key_paths import check_path
-from tdserve.client.session.call_deadline import begin_step
+from tdserve.client.session.calls.call_deadline import begin_step
 from tdserve.client.tables.given_rows import add_form_hint
 from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.row_annotations import check_policy, check_policy_version
@@ -24,9 +24,9 @@ from tdserve.client.tables.row_buffer import NO_PRIORITY, NO_VERSION
 from tdserve.client.tables.row_delivery import RowDestination
 from tdserve.client.tables.row_sender import RowSender
 from tdserve.messages.content import ADDED_KEYS
-from tdserve.structure.plain_tensors import to_host
-from tdserve.structure.rows import RowReader
-from tdserve.structure.tree import Path
+from tdserve.structure.captures.rows import RowReader
+from tdserve.structure.tensors.plain_tensors import to_host
+from tdserve.structure.trees.tree import Path
 
 MAX_BYTES = 64 * 1024 * 1024
 

@@ -36,14 +36,14 @@ from tdserve.client.tensordicts.memmap_arguments import (
 )
 from tdserve.client.tensordicts.reading import open_store, show_content
 from tdserve.client.transfers.read_selection import read_selection, require_content
-from tdserve.structure.build import build, fill
-from tdserve.structure.capture import capture
-from tdserve.structure.entries import change_tensors, get_entry
-from tdserve.structure.replace_content import take_over
-from tdserve.structure.state import mark_tensor, read_mark, restore_state
+from tdserve.structure.building.build import build, fill
+from tdserve.structure.building.replace_content import take_over
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.tensordicts.entries import change_tensors, get_entry
+from tdserve.structure.tensordicts.state import mark_tensor, read_mark, restore_state
+from tdserve.structure.tensors.torch_types import to_torch
 from tdserve.structure.torch_private import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from tdserve.structure.torch_types import to_torch
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.trees.tree import Path, Spec
 
 
 @dataclass

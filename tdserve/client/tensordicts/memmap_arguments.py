@@ -10,7 +10,7 @@ from tensordict import MemoryMappedTensor
 
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, NotSupportedError, WrongStateError
 from tdserve.base.integers import to_integer
-from tdserve.structure.tree import Path, Spec, TensorLeaf, ValueLeaf, quote
+from tdserve.structure.trees.tree import Path, Spec, TensorLeaf, ValueLeaf, quote
 
 
 def check_no_archive(archive: bool | None, compression: str | int | None) -> None:

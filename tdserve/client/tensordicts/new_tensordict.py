@@ -17,25 +17,31 @@ from tdserve.base.errors import (
 )
 from tdserve.base.ids import check_store_name
 from tdserve.client.handles.handle import StoreHandle
-from tdserve.client.session.description import check_storage
-from tdserve.client.session.known_stores import KnownStore
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
+from tdserve.client.session.catalog.description import check_storage
+from tdserve.client.session.catalog.store_options import StoreOptions
+from tdserve.client.session.requests.known_stores import KnownStore
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
-from tdserve.client.session.store_options import StoreOptions
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.tensordicts.memmap_arguments import check_sizes
 from tdserve.client.tensordicts.reading import open_store
 from tdserve.client.transfers.write import write_selection
 from tdserve.messages.selection.selection import EVERYTHING
 from tdserve.rules.catalog import make_identity
 from tdserve.rules.channel_transports import LOCAL_TRANSPORT, allows_local
-from tdserve.structure.adapting import adapt
-from tdserve.structure.array_dicts import read_dict
-from tdserve.structure.capture import Captured, capture
-from tdserve.structure.declaring import Declared, declare_ragged, list_declared_paths, make_first_values, make_zeros
-from tdserve.structure.fake_tensors import to_meta_capture, to_structure_capture
-from tdserve.structure.tree import Path, check_matches
+from tdserve.structure.captures.adapting import adapt
+from tdserve.structure.captures.array_dicts import read_dict
+from tdserve.structure.captures.capture import Captured, capture
+from tdserve.structure.captures.declaring import (
+    Declared,
+    declare_ragged,
+    list_declared_paths,
+    make_first_values,
+    make_zeros,
+)
+from tdserve.structure.captures.fake_tensors import to_meta_capture, to_structure_capture
+from tdserve.structure.trees.tree import Path, check_matches
 from tdserve.v1 import control_pb2
 
 

@@ -10,7 +10,7 @@ from tdserve.client.content.padding import Pad
 from tdserve.client.content.read_content import Content
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.live_stores import with_live_leaves
-from tdserve.client.session.description import StoreDescription
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.client.session.session_client import SessionClient
 from tdserve.messages.store_kinds import describe_kind
 

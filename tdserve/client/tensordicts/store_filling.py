@@ -8,15 +8,15 @@ from typing import Any
 from tdserve.base.errors import StoreNotFoundError, StructureChangedError, TransferAbortedError, WrongStateError
 from tdserve.base.ids import check_store_name
 from tdserve.client.handles.handle import StoreHandle
+from tdserve.client.session.catalog.store_options import StoreOptions
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store, end_filling
-from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.transfers.write import write_selection
 from tdserve.messages.selection.selection import encode
 from tdserve.rules.catalog import make_identity
-from tdserve.structure.array_dicts import read_dict
-from tdserve.structure.capture import capture
-from tdserve.structure.tree import check_matches
+from tdserve.structure.captures.array_dicts import read_dict
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees.tree import check_matches
 from tdserve.v1 import control_pb2
 
 _MIN_CREATION_S = 60.0

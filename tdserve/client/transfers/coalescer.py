@@ -12,11 +12,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, TDServeError, TransferAbortedError
-from tdserve.client.session.cancellation import get_cancellation
-from tdserve.client.session.pending import MAX_POLL_S
+from tdserve.client.session.calls.cancellation import get_cancellation
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
 from tdserve.client.session.process_exit import ExitFlush
+from tdserve.client.session.requests.pending import MAX_POLL_S
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 
 SENDING_POLL_S = 0.001
 """Pause while another thread sends parts: longer than sending most of them takes."""

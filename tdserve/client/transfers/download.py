@@ -19,14 +19,14 @@ from tdserve.base.errors import (
 from tdserve.client.content.gpu import find_landing_device
 from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.received import Received, make_views
-from tdserve.client.session.content_channel import ContentChannel
-from tdserve.client.session.pending import Announced, Pending, Reply
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s, compute_transfer_timeout_s
+from tdserve.client.session.channels.content_channel import ContentChannel
+from tdserve.client.session.requests.pending import Announced, Pending, Reply
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import compute_answer_timeout_s, compute_transfer_timeout_s
 from tdserve.messages.content import cut_values
 from tdserve.messages.layout import Layout, Message
 from tdserve.rules.tags import make_tag
-from tdserve.structure.torch_types import to_torch
+from tdserve.structure.tensors.torch_types import to_torch
 from tdserve.transport.appended import SinkBehind
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.pool import BufferPool

@@ -9,12 +9,12 @@ from tdserve.base.errors import TDServeError
 from tdserve.client.content.leaves import make_leaves
 from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.local_writes import put_rows, put_selection, put_version
-from tdserve.client.session.content_channel import ContentChannel
-from tdserve.client.session.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.pending import OnPermit
+from tdserve.client.session.channels.content_channel import ContentChannel
+from tdserve.client.session.requests.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.requests.pending import OnPermit
 from tdserve.messages.content import write_layout
-from tdserve.structure.capture import Captured
-from tdserve.structure.file_tensors import make_content_error
+from tdserve.structure.captures.capture import Captured
+from tdserve.structure.tensors.file_tensors import make_content_error
 from tdserve.transport.channel import Work
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2

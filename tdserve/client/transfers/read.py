@@ -16,13 +16,13 @@ from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.received import Received
 from tdserve.client.content.value_blocks import decode_values
-from tdserve.client.session.pending import Pending, Reply
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s, compute_sending_timeout_s
+from tdserve.client.session.requests.pending import Pending, Reply
 from tdserve.client.session.session import Session
-from tdserve.client.session.timeouts import compute_answer_timeout_s, compute_sending_timeout_s
 from tdserve.client.transfers.download import Posted, abort_transfer, receive_answer
 from tdserve.data.values import ReadBlock
 from tdserve.messages.layout import Layout
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.trees.tree import Path, Spec
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2
 

@@ -11,15 +11,15 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import LocalProtocolError, RemoteProtocolError
 from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.read_content import Content, Destination
-from tdserve.client.session.client_mover import WantedSelection
-from tdserve.client.session.known_stores import KnownStore
-from tdserve.client.session.pending import Reply
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
+from tdserve.client.session.requests.client_mover import WantedSelection
+from tdserve.client.session.requests.known_stores import KnownStore
+from tdserve.client.session.requests.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.messages.selection.selection import EVERYTHING, Selection
-from tdserve.structure import codec
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.tree import Path, Spec
 
 
 def read_selection(

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from tdserve.base.errors import TransferAbortedError
 from tdserve.client.content.leaves import copy_contents, make_source
-from tdserve.client.session.content_channel import ContentChannel
-from tdserve.client.session.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.channels.content_channel import ContentChannel
+from tdserve.client.session.requests.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.messages.content import MIN_SENT_VALUES_BYTES, cut_values, write_layout
 from tdserve.messages.layout import Layout
-from tdserve.structure.capture import Captured
+from tdserve.structure.captures.capture import Captured
 from tdserve.transport.appended import BytesEnd, SourceBehind
 from tdserve.transport.channel import Work
 from tdserve.transport.pool import BufferPool

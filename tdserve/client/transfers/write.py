@@ -18,17 +18,17 @@ from tdserve.base.errors import (
     TransferAbortedError,
     TransportError,
 )
-from tdserve.client.session.call_conditions import REPEATED
-from tdserve.client.session.call_traces import TracedCall, find_call_traces, get_traced_call
-from tdserve.client.session.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.pending import Answer, OnAnswer, Pending, check_answer
+from tdserve.client.session.calls.call_conditions import REPEATED
+from tdserve.client.session.calls.call_traces import TracedCall, find_call_traces, get_traced_call
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s, compute_sending_timeout_s
+from tdserve.client.session.requests.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.requests.pending import Answer, OnAnswer, Pending, check_answer
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s, compute_sending_timeout_s
 from tdserve.messages.selection.selection import Selection
 from tdserve.rules.tags import make_tag
-from tdserve.structure.capture import Captured
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.captures.capture import Captured
+from tdserve.structure.trees.tree import Path, Spec
 from tdserve.transport.channel import Work
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S

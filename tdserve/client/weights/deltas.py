@@ -24,10 +24,10 @@ from tdserve.client.weights.lru_names import NewestNames
 from tdserve.messages.content import read_layout, write_layout
 from tdserve.messages.layout import Layout
 from tdserve.rules.weights import MIN_COMPARED_BYTES
-from tdserve.store.version_checksums import DTYPE, compute_leaf_checksum
-from tdserve.structure.capture import capture
-from tdserve.structure.tree import Path, Spec, check_matches
-from tdserve.structure.version_subset import decode_numbers, select_leaves
+from tdserve.store.weights.version_checksums import DTYPE, compute_leaf_checksum
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees.tree import Path, Spec, check_matches
+from tdserve.structure.trees.version_subset import decode_numbers, select_leaves
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2

@@ -6,10 +6,10 @@ from typing import Any
 
 from tdserve.base.errors import DeadlineExceededError, TDServeError, TransportError
 from tdserve.client.content.read_content import Content, Destination
-from tdserve.client.session.pending import Reply
+from tdserve.client.session.calls.timeouts import compute_transfer_timeout_s
+from tdserve.client.session.requests.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_transfer_timeout_s
 from tdserve.client.transfers.download import abort_transfer
 from tdserve.client.transfers.read import receive_with_values
 from tdserve.client.weights.relay_taking import receive_linked

@@ -12,9 +12,9 @@ from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.weights.version_part import VersionPart
 from tdserve.messages.content import write_layout
-from tdserve.store.version_mappings import make_leaf_views
-from tdserve.store.versions import VersionFile, list_leaf_places
-from tdserve.structure.tree import Spec
+from tdserve.store.weights.version_mappings import make_leaf_views
+from tdserve.store.weights.versions import VersionFile, list_leaf_places
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 

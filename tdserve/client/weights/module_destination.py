@@ -13,11 +13,16 @@ from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.weights.module_misfits import SHARDED, make_meta_error, make_misfit_error, make_sharded_error
 from tdserve.messages.layout import Layout
-from tdserve.structure.capture import Captured, capture_module
-from tdserve.structure.module_state import find_stateful, join_extra_state, leave_out_extra_state, split_extra_state
-from tdserve.structure.plain_tensors import write_in_place
-from tdserve.structure.tree import Entry, Path, Spec, TensorLeaf
-from tdserve.structure.version_subset import FLOATING
+from tdserve.structure.captures.capture import Captured, capture_module
+from tdserve.structure.tensordicts.module_state import (
+    find_stateful,
+    join_extra_state,
+    leave_out_extra_state,
+    split_extra_state,
+)
+from tdserve.structure.tensors.plain_tensors import write_in_place
+from tdserve.structure.trees.tree import Entry, Path, Spec, TensorLeaf
+from tdserve.structure.trees.version_subset import FLOATING
 
 
 class VersionDestination(Destination):

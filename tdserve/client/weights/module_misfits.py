@@ -8,7 +8,7 @@ from itertools import chain
 from torch import nn
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
-from tdserve.structure.tree import Entry, Path, describe
+from tdserve.structure.trees.tree import Entry, Path, describe
 
 SHARDED = "tdserve.dtensor"
 """The only key of a version that sharded trainers have published: it has the index of the parts, and no weights. Also

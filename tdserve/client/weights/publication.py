@@ -14,19 +14,19 @@ from torch import nn
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.base.integers import check_integer
-from tdserve.client.session.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.requests.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.transfers.write import write
 from tdserve.client.weights.lru_names import NewestNames
 from tdserve.client.weights.module_misfits import make_meta_error
 from tdserve.rules.weights import check_metadata
-from tdserve.structure import codec
-from tdserve.structure.capture import Captured, capture, capture_module
-from tdserve.structure.module_state import EXTRA_STATE
-from tdserve.structure.torch_types import to_torch
-from tdserve.structure.tree import Spec
-from tdserve.structure.version_subset import convert_floats
+from tdserve.structure.captures.capture import Captured, capture, capture_module
+from tdserve.structure.tensordicts.module_state import EXTRA_STATE
+from tdserve.structure.tensors.torch_types import to_torch
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.tree import Spec
+from tdserve.structure.trees.version_subset import convert_floats
 from tdserve.v1 import control_pb2
 from tdserve.values.value_codec import encode_value
 

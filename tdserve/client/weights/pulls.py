@@ -26,10 +26,10 @@ from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.handles.key_paths import list_paths
-from tdserve.client.session.pending import Pending, Reply
+from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
+from tdserve.client.session.requests.pending import Pending, Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.session.timeouts import compute_answer_timeout_s
 from tdserve.client.transfers.download import receive_answer
 from tdserve.client.transfers.read import receive_with_values
 from tdserve.client.weights.deltas import HeldVersions, PartialVersion
@@ -40,11 +40,11 @@ from tdserve.client.weights.module_destination import ModuleDestination, Version
 from tdserve.client.weights.relay_taking import LinkFailedError
 from tdserve.client.weights.version_part import VersionPart, choose_part, number_leaves
 from tdserve.messages.content import read_layout
-from tdserve.structure import codec
-from tdserve.structure.dtypes import WIRE
-from tdserve.structure.torch_types import FROM_TORCH
-from tdserve.structure.tree import Path, Spec
-from tdserve.structure.version_subset import FLOATING, convert_floats, encode_numbers, select_leaves
+from tdserve.structure.tensors.torch_types import FROM_TORCH
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.dtypes import WIRE
+from tdserve.structure.trees.tree import Path, Spec
+from tdserve.structure.trees.version_subset import FLOATING, convert_floats, encode_numbers, select_leaves
 from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2
 from tdserve.values.value_codec import decode_value

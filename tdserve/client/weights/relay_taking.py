@@ -14,13 +14,13 @@ from tdserve.client.content.received import Received, make_views
 from tdserve.client.relays.kept_version import KeptVersion, compute_checksums
 from tdserve.client.relays.relay import SessionRelays
 from tdserve.client.relays.relay_link import receive
-from tdserve.client.session.pending import Pending
+from tdserve.client.session.requests.pending import Pending
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.transfers.download import ANSWER_GRACE_S
 from tdserve.messages.layout import Layout
 from tdserve.rules.tags import make_tag
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees.tree import Spec
 from tdserve.transport.channel import Channel
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import FlatBuffer, copy_bytes

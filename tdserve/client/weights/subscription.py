@@ -8,9 +8,9 @@ from threading import Lock
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError, TDServeError
 from tdserve.client.content.outer_modes import leave_modes_in_calls
-from tdserve.client.session.call_conditions import may_repeat
-from tdserve.client.session.call_deadline import begin_step
-from tdserve.client.session.cancellation import Cancellation
+from tdserve.client.session.calls.call_conditions import may_repeat
+from tdserve.client.session.calls.call_deadline import begin_step
+from tdserve.client.session.calls.cancellation import Cancellation
 from tdserve.client.weights.pulls import Weights
 
 STEP_S = 5.0

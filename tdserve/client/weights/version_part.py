@@ -9,8 +9,8 @@ from tdserve.base.errors import KeyNotFoundError
 from tdserve.client.content.read_content import on_cpu
 from tdserve.client.content.value_blocks import decode_values
 from tdserve.client.weights.module_misfits import SHARDED, suggest_dtensor
-from tdserve.structure.tree import Path, Spec
-from tdserve.structure.version_subset import select_leaves
+from tdserve.structure.trees.tree import Path, Spec
+from tdserve.structure.trees.version_subset import select_leaves
 
 
 class VersionPart(NamedTuple):

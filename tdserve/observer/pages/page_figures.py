@@ -10,11 +10,11 @@ from typing import Any
 from tdserve.base.call_times import BOUNDS_S
 from tdserve.cli.leaf_table import make_cells
 from tdserve.cli.render import escape_unprintable
-from tdserve.client.session.description import StoreDescription
-from tdserve.client.session.structure_leaves import describe_leaves
+from tdserve.client.session.catalog.description import StoreDescription
+from tdserve.client.session.catalog.structure_leaves import describe_leaves
 from tdserve.messages.store_figures import find_num_rows
 from tdserve.messages.store_kinds import name_kind
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 MIN_RATE_S = 0.5

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.ids import check_text
 from tdserve.base.integers import check_integer
-from tdserve.structure.nodes import Node
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees.nodes import Node
+from tdserve.structure.trees.tree import Spec
 
 Eviction = Literal["none", "lru"]
 

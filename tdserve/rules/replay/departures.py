@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from tdserve.base.errors import WrongStateError
 from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, Rows, sort_unique
 from tdserve.messages.row_sets import RowSet
-from tdserve.rules.replay import promises
-from tdserve.rules.replay.conditional_selectors import MAX_LOOKED_AT
-from tdserve.rules.replay.conditions import OWN
-from tdserve.rules.replay.leases import ACKNOWLEDGING, RENEWING, make_not_held_error
+from tdserve.rules.replay.allocation import promises
+from tdserve.rules.replay.eligibility.conditional_selectors import MAX_LOOKED_AT
+from tdserve.rules.replay.eligibility.conditions import OWN
+from tdserve.rules.replay.eligibility.leases import ACKNOWLEDGING, RENEWING, make_not_held_error
+from tdserve.rules.replay.eligibility.staleness import UNKNOWN
 from tdserve.rules.replay.plans import Departure
-from tdserve.rules.replay.staleness import UNKNOWN
 from tdserve.rules.replay.table_state import TableState
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
-from tdserve.rules.replay.arguments import to_finite_number
+from tdserve.rules.replay.samplers.arguments import to_finite_number
 
 
 @dataclass(frozen=True)

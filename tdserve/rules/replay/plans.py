@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.row_numbers import NO_ROWS, Rows
 from tdserve.messages.row_sets import RowSet
-from tdserve.rules.replay.conditions import OWN, SampleConditions
+from tdserve.rules.replay.eligibility.conditions import OWN, SampleConditions
 
 
 @dataclass(eq=False, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError, WrongStateError
-from tdserve.rules.replay.kept_draw import DrawTerms, KeptDraw
+from tdserve.rules.replay.draws.kept_draw import DrawTerms, KeptDraw
 from tdserve.rules.replay.plans import RowsPlan, SamplePlan
 from tdserve.rules.replay.table import Table
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, Protocol
 
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.order import Fifo, Lifo
-from tdserve.rules.replay.priority_order import HighestPriority, LowestPriority
+from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.samplers.order import Fifo, Lifo
+from tdserve.rules.replay.samplers.priority_order import HighestPriority, LowestPriority
 
 __all__ = ["Evictor", "Fifo", "HighestPriority", "Lifo", "LowestPriority", "Remover"]
 

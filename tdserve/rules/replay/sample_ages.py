@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from tdserve.messages.content import POLICY_VERSION_KEY
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.conditions import PLAIN
+from tdserve.rules.replay.eligibility.conditions import PLAIN
+from tdserve.rules.replay.eligibility.staleness import UNKNOWN
 from tdserve.rules.replay.plans import SamplePlan
 from tdserve.rules.replay.row_ages import DrawnRows, SampleAge
-from tdserve.rules.replay.row_order import to_place
-from tdserve.rules.replay.staleness import UNKNOWN
+from tdserve.rules.replay.row_sets.row_order import to_place
 from tdserve.rules.replay.table_state import TableState
 
 _PROBED_ROWS = 256

@@ -14,12 +14,12 @@ from tdserve.base.ids import check_store_name, check_text
 from tdserve.base.integers import check_integer
 from tdserve.messages.content import ADDED_DTYPES, COLUMN_BITS, POLICY_VERSION_KEY
 from tdserve.rules.replay.limiter import Limiter, MinSize, Queue, SampleToInsertRatio, choose_limiter
-from tdserve.rules.replay.order import Fifo, Lifo
-from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import HighestPriority, LowestPriority, Remover
-from tdserve.rules.replay.sampler import Sampler, Uniform
-from tdserve.rules.replay.slices import Slices
-from tdserve.rules.replay.without_replacement import WithoutReplacement
+from tdserve.rules.replay.samplers.order import Fifo, Lifo
+from tdserve.rules.replay.samplers.prioritized import Prioritized
+from tdserve.rules.replay.samplers.sampler import Sampler, Uniform
+from tdserve.rules.replay.samplers.slices import Slices
+from tdserve.rules.replay.samplers.without_replacement import WithoutReplacement
 
 MAX_SETTINGS_BYTES = 1 << 16
 """Longest text: it is in the catalog, and in every description of the table."""
@@ -32,8 +32,8 @@ RULES: dict[str, dict[str, type[Any]]] = {
     "remover": {cls.kind: cls for cls in (Fifo, Lifo, HighestPriority, LowestPriority)},
     "limiter": {cls.kind: cls for cls in (MinSize, SampleToInsertRatio, Queue)},
 }
-"""The classes of each part of the settings, by their names in JSON. :mod:`tdserve.rules.replay.sampler` has the steps
-for a new one."""
+"""The classes of each part of the settings, by their names in JSON. :mod:`tdserve.rules.replay.samplers.sampler` has
+the steps for a new one."""
 
 MAX_CONSUMERS = 64
 """Most consumers of one table: each has one bit of a number per row."""

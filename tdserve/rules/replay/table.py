@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import EndOfStreamError, InvalidRequestError, WrongStateError
 from tdserve.messages.row_numbers import Rows, sort_unique
-from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
+from tdserve.rules.replay.allocation.reservation import Reservation
 from tdserve.rules.replay.departures import Departures
+from tdserve.rules.replay.eligibility.conditions import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.limiter import LimiterCounts
-from tdserve.rules.replay.live_rows import compact
 from tdserve.rules.replay.plans import (
     PLAIN_ARRIVAL,
     Arrival,
@@ -25,8 +25,8 @@ from tdserve.rules.replay.plans import (
     SampleTerms,
     check_priorities,
 )
-from tdserve.rules.replay.reservation import Reservation
-from tdserve.rules.replay.selector import check_distinct
+from tdserve.rules.replay.row_sets.live_rows import compact
+from tdserve.rules.replay.samplers.selector import check_distinct
 
 
 class Table(Departures):
@@ -388,8 +388,8 @@ class Table(Departures):
         return self.columns.priority[rows]
 
     def get_sequences(self, rows: Rows) -> Rows:
-        """Returns the sequences of rows, see :mod:`tdserve.rules.replay.row_order`: even where a row still continues
-        the row before it. Of rows that are not live they are not defined.
+        """Returns the sequences of rows, see :mod:`tdserve.rules.replay.row_sets.row_order`: even where a row still
+        continues the row before it. Of rows that are not live they are not defined.
 
         Raises:
             SelectionError: A row is out of range.

@@ -10,23 +10,23 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import SelectionError
 from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, TREE_PIECE_ROWS, Rows
-from tdserve.rules.replay.claims import WriterClaim
-from tdserve.rules.replay.columns import MakeColumn, RowColumns, make_in_memory
-from tdserve.rules.replay.conditional_selectors import ConditionalSelectors
-from tdserve.rules.replay.drawing import Drawing
-from tdserve.rules.replay.kept_draws import KeptDraws
+from tdserve.rules.replay.allocation.claims import WriterClaim
+from tdserve.rules.replay.allocation.reservation import Reservation
+from tdserve.rules.replay.allocation.ring import Ring
+from tdserve.rules.replay.allocation.shared_numbers import SharedNumbers
+from tdserve.rules.replay.draws.drawing import Drawing
+from tdserve.rules.replay.draws.kept_draws import KeptDraws
+from tdserve.rules.replay.eligibility.conditional_selectors import ConditionalSelectors
+from tdserve.rules.replay.eligibility.staleness import Staleness
 from tdserve.rules.replay.limiter import Limiter, LimiterCounts
 from tdserve.rules.replay.plans import SamplePlan
-from tdserve.rules.replay.reservation import Reservation
-from tdserve.rules.replay.ring import Ring
 from tdserve.rules.replay.row_ages import RowAges
-from tdserve.rules.replay.row_mask import RowMask
-from tdserve.rules.replay.row_order import RowOrder, to_last_sequence
-from tdserve.rules.replay.sampler import Sampler
+from tdserve.rules.replay.row_sets.columns import MakeColumn, RowColumns, make_in_memory
+from tdserve.rules.replay.row_sets.row_mask import RowMask
+from tdserve.rules.replay.row_sets.row_order import RowOrder, to_last_sequence
+from tdserve.rules.replay.samplers.sampler import Sampler
+from tdserve.rules.replay.samplers.trajectories import Trajectories
 from tdserve.rules.replay.settings import Settings
-from tdserve.rules.replay.shared_numbers import SharedNumbers
-from tdserve.rules.replay.staleness import Staleness
-from tdserve.rules.replay.trajectories import Trajectories
 
 if TYPE_CHECKING:
     from typing_extensions import Self

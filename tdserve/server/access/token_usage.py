@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from tdserve.base.errors import ServerBusyError
 from tdserve.rules.access.grants import NO_LIMITS, Grant, Limits
-from tdserve.server.admission_budget import REQUEST_BYTES
+from tdserve.server.execution.admission_budget import REQUEST_BYTES
 
 MAX_IDLE_USAGES = 1_000
 """Tokens without anything under way whose rate is remembered."""

@@ -12,13 +12,13 @@ from tdserve.base.errors import TDServeError
 from tdserve.server.checking.catalog_repairs import begin_catalog, put_back_catalog, put_back_records
 from tdserve.server.checking.findings import Finding
 from tdserve.server.checking.repair_process import run_apart
-from tdserve.store.catalog_db import Table
-from tdserve.store.environment_scan import EnvironmentScanner
-from tdserve.store.environments import DATA_FILE
-from tdserve.store.record_copy import copy_records
-from tdserve.store.record_file import KeptRecord
-from tdserve.store.root import Root
-from tdserve.store.sync_pass import COPY_FILE
+from tdserve.store.database.catalog_db import Table
+from tdserve.store.database.environments import DATA_FILE
+from tdserve.store.durability.environment_scan import EnvironmentScanner
+from tdserve.store.durability.record_copy import copy_records
+from tdserve.store.durability.sync_pass import COPY_FILE
+from tdserve.store.roots.record_file import KeptRecord
+from tdserve.store.roots.root import Root
 
 _WITHOUT_COPY = (
     "there is no copy of it either: restore a checkpoint into another root (tdserve restore PLACE --root OTHER), "

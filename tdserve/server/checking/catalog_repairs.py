@@ -11,26 +11,26 @@ from tempfile import TemporaryDirectory
 
 from tdserve.base.errors import CorruptDataError, TDServeError
 from tdserve.rules.catalog import StoreRecord
+from tdserve.server.catalog.kept_records import bring_back
 from tdserve.server.checking.findings import Outcome
-from tdserve.server.kept_records import bring_back
+from tdserve.server.durability.power_loss import forget_writers, return_to_last_sync
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.keyed_kind import KeyedKind
-from tdserve.server.power_loss import forget_writers, return_to_last_sync
+from tdserve.server.open_store.specs import Specs, make_keys
 from tdserve.server.recovery.moments import read_moments
-from tdserve.server.specs import Specs, make_keys
-from tdserve.store import object_folders
-from tdserve.store.catalog_db import CatalogDB, Table, Transaction
-from tdserve.store.environment_scan import EnvironmentScanner
-from tdserve.store.environments import DATA_FILE, LOCK_FILE
-from tdserve.store.faults import convert_os_errors
-from tdserve.store.files import FRESH_SUFFIX, sync_file
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
-from tdserve.store.objects import Objects
-from tdserve.store.record_copy import copy_records
-from tdserve.store.record_file import KeptRecord
-from tdserve.store.root import Root
-from tdserve.store.sync_pass import COPY_FILE, put_back
-from tdserve.store.watermark import SyncedStore, sync_store
+from tdserve.store.database.catalog_db import CatalogDB, Table, Transaction
+from tdserve.store.database.environments import DATA_FILE, LOCK_FILE
+from tdserve.store.disk.faults import convert_os_errors
+from tdserve.store.disk.files import FRESH_SUFFIX, sync_file
+from tdserve.store.durability.environment_scan import EnvironmentScanner
+from tdserve.store.durability.record_copy import copy_records
+from tdserve.store.durability.sync_pass import COPY_FILE, put_back
+from tdserve.store.durability.watermark import SyncedStore, sync_store
+from tdserve.store.roots.record_file import KeptRecord
+from tdserve.store.roots.root import Root
+from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
+from tdserve.store.values import object_folders
+from tdserve.store.values.objects import Objects
 
 _LOSSES: dict[Table, str] = {
     "stores": "what was on record of store {!r}",

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tdserve.base.errors import TDServeError
-from tdserve.server.specs import Specs
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.environment_scan import EnvironmentScanner
-from tdserve.store.root import Root
+from tdserve.server.open_store.specs import Specs
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.store.durability.environment_scan import EnvironmentScanner
+from tdserve.store.roots.root import Root
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tdserve.base.errors import CorruptDataError, TDServeError, WrongStateError
 from tdserve.rules.catalog import StoreRecord
+from tdserve.server.catalog.later_records import LaterRecord, find_later
 from tdserve.server.checking import set_aside
 from tdserve.server.checking.catalog_check import check_catalog
 from tdserve.server.checking.catalog_repairs import (
@@ -24,20 +25,19 @@ from tdserve.server.checking.findings import CheckedRoot, Finding, Progress, try
 from tdserve.server.checking.repair_process import run_apart
 from tdserve.server.checking.row_check import check_rows
 from tdserve.server.checking.version_check import check_versions
+from tdserve.server.durability.power_loss import return_to_last_sync
 from tdserve.server.kinds.all_kinds import KINDS
-from tdserve.server.later_records import LaterRecord, find_later
-from tdserve.server.power_loss import return_to_last_sync
-from tdserve.server.specs import Specs
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.changed_byte import find_changed_byte
-from tdserve.store.environment_scan import EnvironmentScanner
-from tdserve.store.environments import DATA_FILE
-from tdserve.store.faults import convert_os_errors
-from tdserve.store.file_sums import FILE_NAME as SUMS_FILE, compute_file_checksum, read_sums, record_sums
-from tdserve.store.files import FRESH_SUFFIX, SET_ASIDE
-from tdserve.store.record_file import FILE_NAME as RECORD_FILE, KeptRecord
-from tdserve.store.root import Root
-from tdserve.store.sync_pass import COPY_FILE
+from tdserve.server.open_store.specs import Specs
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.store.database.changed_byte import find_changed_byte
+from tdserve.store.database.environments import DATA_FILE
+from tdserve.store.disk.faults import convert_os_errors
+from tdserve.store.disk.files import FRESH_SUFFIX, SET_ASIDE
+from tdserve.store.durability.environment_scan import EnvironmentScanner
+from tdserve.store.durability.sync_pass import COPY_FILE
+from tdserve.store.roots.file_sums import FILE_NAME as SUMS_FILE, compute_file_checksum, read_sums, record_sums
+from tdserve.store.roots.record_file import FILE_NAME as RECORD_FILE, KeptRecord
+from tdserve.store.roots.root import Root
 
 MAX_ROUNDS = 3
 """Most times that a root is repaired and checked again: a file that has its size again shows which rows are gone."""

@@ -12,7 +12,8 @@ import numpy as np
 from tdserve.base.errors import TDServeError
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.catalog import StoreRecord
-from tdserve.rules.replay.row_order import NO_SEQUENCE, to_place
+from tdserve.rules.replay.row_sets.row_order import NO_SEQUENCE, to_place
+from tdserve.server.catalog.later_records import OTHER_STRUCTURE_REMEDY, find_other_structure
 from tdserve.server.checking.findings import CheckedRoot, Finding
 from tdserve.server.checking.row_repairs import (
     drop_rows,
@@ -23,16 +24,7 @@ from tdserve.server.checking.row_repairs import (
 )
 from tdserve.server.checking.value_check import check_values
 from tdserve.server.kinds.store_kind import load_state
-from tdserve.server.later_records import OTHER_STRUCTURE_REMEDY, find_other_structure
-from tdserve.store import object_folders
-from tdserve.store.adopted import check_adopted
-from tdserve.store.file_sums import read_sums
-from tdserve.store.format import Folder, plan
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
-from tdserve.store.row_columns import FOLDER as COLUMNS_FOLDER
-from tdserve.store.row_sums import Sums
-from tdserve.store.value_copy import NAME as COPY_FOLDER, ValueCopy
-from tdserve.store.watermark import (
+from tdserve.store.durability.watermark import (
     FILE_NAME as SYNCED_FILE,
     SUMMED_COLUMNS,
     Column,
@@ -40,7 +32,15 @@ from tdserve.store.watermark import (
     Watermark,
     compute_checksum,
 )
-from tdserve.structure.tree import Spec
+from tdserve.store.roots.file_sums import read_sums
+from tdserve.store.rows.adopted import check_adopted
+from tdserve.store.rows.format import Folder, plan
+from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.rows.row_columns import FOLDER as COLUMNS_FOLDER
+from tdserve.store.rows.row_sums import Sums
+from tdserve.store.values import object_folders
+from tdserve.store.values.value_copy import NAME as COPY_FOLDER, ValueCopy
+from tdserve.structure.trees.tree import Spec
 
 _BYTES_AT_ONCE = 1 << 26
 

@@ -15,19 +15,19 @@ import numpy as np
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
-from tdserve.store import object_folders
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.entry_tables import DERIVED_TABLES, TABLES, write_derived
-from tdserve.store.environment_scan import DamagedRecord, scan_here
-from tdserve.store.environments import DATA_FILE
-from tdserve.store.faults import convert_os_errors
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
-from tdserve.store.object_rows import COMMON, NAME_BYTES
-from tdserve.store.objects import Objects
-from tdserve.store.record_copy import copy_records
-from tdserve.store.root import Root
-from tdserve.store.watermark import SyncedStore, Watermark
-from tdserve.structure.tree import Spec
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.store.database.environments import DATA_FILE
+from tdserve.store.disk.faults import convert_os_errors
+from tdserve.store.durability.environment_scan import DamagedRecord, scan_here
+from tdserve.store.durability.record_copy import copy_records
+from tdserve.store.durability.watermark import SyncedStore, Watermark
+from tdserve.store.roots.root import Root
+from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.values import object_folders
+from tdserve.store.values.entry_tables import DERIVED_TABLES, TABLES, write_derived
+from tdserve.store.values.object_rows import COMMON, NAME_BYTES
+from tdserve.store.values.objects import Objects
+from tdserve.structure.trees.tree import Spec
 
 _PLACE_BYTES = 8
 """Size of the number of an element in the key of a value."""

@@ -6,13 +6,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from tdserve.base.errors import CorruptDataError
-from tdserve.store.adoptable import META_FILE
-from tdserve.store.adopted import Adopted
-from tdserve.store.bare_rows import describe_lacking
-from tdserve.store.files import SET_ASIDE
-from tdserve.store.format import ROWS
-from tdserve.store.object_folders import has_values
-from tdserve.store.version_names import SUFFIX
+from tdserve.store.disk.files import SET_ASIDE
+from tdserve.store.durability.bare_rows import describe_lacking
+from tdserve.store.rows.adoptable import META_FILE
+from tdserve.store.rows.adopted import Adopted
+from tdserve.store.rows.format import ROWS
+from tdserve.store.values.object_folders import has_values
+from tdserve.store.weights.version_names import SUFFIX
 
 _UID_CHARS = 32
 

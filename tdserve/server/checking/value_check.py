@@ -11,14 +11,14 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.server.checking.findings import CheckedRoot, Finding
 from tdserve.server.checking.repair_process import run_apart
 from tdserve.server.checking.row_repairs import drop_entries, drop_values, find_row
-from tdserve.store.entry_tables import TABLES
-from tdserve.store.environment_scan import OUT_OF_ORDER, DamagedRecord
-from tdserve.store.environments import DATA_FILE
-from tdserve.store.object_rows import NAME_BYTES, make_name
-from tdserve.store.objects import Objects
-from tdserve.store.record_copy import copy_records
-from tdserve.store.value_copy import ValueCopy
-from tdserve.structure.tree import Spec
+from tdserve.store.database.environments import DATA_FILE
+from tdserve.store.durability.environment_scan import OUT_OF_ORDER, DamagedRecord
+from tdserve.store.durability.record_copy import copy_records
+from tdserve.store.values.entry_tables import TABLES
+from tdserve.store.values.object_rows import NAME_BYTES, make_name
+from tdserve.store.values.objects import Objects
+from tdserve.store.values.value_copy import ValueCopy
+from tdserve.structure.trees.tree import Spec
 
 WRITE_AGAIN = "write these values again, or restore a checkpoint"
 

@@ -11,16 +11,16 @@ from tdserve.base.errors import TDServeError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.checking.findings import CheckedRoot, Finding
 from tdserve.server.kinds.store_kind import load_state
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.root import Root
-from tdserve.store.version_marks import (
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.store.roots.root import Root
+from tdserve.store.weights.version_marks import (
     FILE_NAME as MARKS_FILE,
     check_marks,
     compute_checksum,
     find_marks,
     is_of_version,
 )
-from tdserve.store.version_names import SUFFIX, discard
+from tdserve.store.weights.version_names import SUFFIX, discard
 
 
 def check_versions(checked: CheckedRoot, record: StoreRecord) -> Iterator[Finding]:

@@ -16,17 +16,17 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.rules.kv.keyed_state import KeyedState
 from tdserve.server.kinds.store_kind import KindStores, StoreKind
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.specs import Specs
-from tdserve.store import object_folders
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.entry_tables import EntryTables, skip_versions
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
-from tdserve.store.objects import Objects
-from tdserve.store.use_marks import UseMarks
-from tdserve.store.value_copy import ValueCopy
-from tdserve.store.watermark import SyncedStore, Watermark
-from tdserve.structure.tree import Spec
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.specs import Specs
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.store.durability.watermark import SyncedStore, Watermark
+from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.values import object_folders
+from tdserve.store.values.entry_tables import EntryTables, skip_versions
+from tdserve.store.values.objects import Objects
+from tdserve.store.values.use_marks import UseMarks
+from tdserve.store.values.value_copy import ValueCopy
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 _MIN_MAP_BYTES, _MAX_MAP_BYTES = 1 << 30, 1 << 40

@@ -8,11 +8,11 @@ from tdserve.base.errors import InvalidSpecError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.placement import PlacementRecord
 from tdserve.server.kinds.store_kind import KindStores, StoreKind
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.specs import Specs
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
-from tdserve.structure.tree import Node, Spec
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.specs import Specs
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.structure.trees.tree import Node, Spec
 from tdserve.v1 import control_pb2
 
 _EMPTY = Spec(Node((), None, None, None, ()))

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, WrongStateError
 from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.replay.eligibility.staleness import Staleness
 from tdserve.rules.replay.settings import Settings
-from tdserve.rules.replay.staleness import Staleness
+from tdserve.server.execution.turns import drop_references
 from tdserve.server.kinds.placement_kind import find_forward
 from tdserve.server.kinds.store_kind import KindStores
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.turns import drop_references
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 
 from tdserve.rules.catalog import StoreRecord
-from tdserve.store.adopted import Adopted
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
-from tdserve.store.leaf_folders import create
-from tdserve.store.row_comparison import mark_compared
-from tdserve.structure.tree import Path, Spec
+from tdserve.store.durability.row_comparison import mark_compared
+from tdserve.store.rows.adopted import Adopted
+from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.rows.leaf_folders import create
+from tdserve.structure.trees.tree import Path, Spec
 
 FILLED = 2
 """Generation of each row of a tensordict store, and twice its content version, after its first content."""

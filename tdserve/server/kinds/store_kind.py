@@ -12,16 +12,16 @@ from typing import Any, ClassVar, Protocol
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord, check_durability, check_max_object_bytes
 from tdserve.server.kinds.row_files import make_files
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.mutations.unfinished_writes import UnfinishedWrites
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.specs import Specs
 from tdserve.server.recovery.lost_rows import list_first
-from tdserve.server.specs import Specs
-from tdserve.server.unfinished_writes import UnfinishedWrites
-from tdserve.store.adopted import Adopted
-from tdserve.store.catalog_db import CatalogDB, Transaction
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, is_of
-from tdserve.store.root import Root
-from tdserve.store.watermark import SyncedStore, Watermark
-from tdserve.structure.tree import Spec
+from tdserve.store.database.catalog_db import CatalogDB, Transaction
+from tdserve.store.durability.watermark import SyncedStore, Watermark
+from tdserve.store.roots.root import Root
+from tdserve.store.rows.adopted import Adopted
+from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, is_of
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 

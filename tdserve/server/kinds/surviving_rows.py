@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from tdserve.base.errors import TDServeError
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.catalog import StoreRecord
-from tdserve.rules.replay.kept_draw import Rename
-from tdserve.rules.replay.ring import ROW_ID_MASK
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
-from tdserve.store.value_copy import ValueCopy
-from tdserve.store.watermark import SyncedStore, find_whole
-from tdserve.structure.tree import Spec
+from tdserve.rules.replay.allocation.ring import ROW_ID_MASK
+from tdserve.rules.replay.draws.kept_draw import Rename
+from tdserve.store.durability.watermark import SyncedStore, find_whole
+from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.values.value_copy import ValueCopy
+from tdserve.structure.trees.tree import Spec
 
 NO_ROW_ID = -1
 """The id of a row that is lost."""

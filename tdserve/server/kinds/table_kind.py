@@ -16,27 +16,27 @@ from tdserve.base.errors import InvalidRequestError, InvalidSpecError, KeyNotFou
 from tdserve.messages.content import POLICY_VERSION_KEY, RESERVED_KEYS, may_be_packed_as_zeros
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord
-from tdserve.rules.replay.conditions import PLAIN
-from tdserve.rules.replay.ring import compute_first_generation
-from tdserve.rules.replay.row_order import to_last_sequence
+from tdserve.rules.replay.allocation.ring import compute_first_generation
+from tdserve.rules.replay.allocation.shared_numbers import SharedNumbers
+from tdserve.rules.replay.eligibility.conditions import PLAIN
+from tdserve.rules.replay.row_sets.row_order import to_last_sequence
 from tdserve.rules.replay.sample_ages import measure_sample_age
 from tdserve.rules.replay.settings import Settings
-from tdserve.rules.replay.shared_numbers import SharedNumbers
 from tdserve.rules.replay.table import Table
-from tdserve.server.counts import find_lost
+from tdserve.server.execution.rule_memory import ROW_BYTES, check_rule_memory
 from tdserve.server.kinds.policies import check_policy, describe_policy
 from tdserve.server.kinds.store_kind import KindStores, StoreKind, load_state
 from tdserve.server.kinds.surviving_rows import SurvivingRows
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.counts import find_lost
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.specs import Specs
 from tdserve.server.recovery.claim_records import find_unfilled_claims
 from tdserve.server.recovery.departure_records import complete_departure
 from tdserve.server.recovery.draw_records import rename_draws, restore_draws
-from tdserve.server.rule_memory import ROW_BYTES, check_rule_memory
-from tdserve.server.specs import Specs
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
-from tdserve.store.row_columns import open_column
-from tdserve.structure.tree import Spec
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.rows.row_columns import open_column
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 MAX_CAPACITY_ROWS = 2**40

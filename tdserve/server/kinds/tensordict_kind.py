@@ -12,13 +12,13 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.kinds.store_kind import KindStores, StoreKind
 from tdserve.server.kinds.surviving_rows import SurvivingRows
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.specs import Specs
 from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
-from tdserve.server.specs import Specs
-from tdserve.store.adopted import check_adopted
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations
-from tdserve.structure.tree import Spec
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.store.rows.adopted import check_adopted
+from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 

@@ -11,14 +11,14 @@ from typing import Any
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.weights import STEP_AFTER_LOSS, Versions
 from tdserve.server.kinds.store_kind import KindStores, StoreKind, load_state
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.specs import Specs
-from tdserve.store.adopted import Adopted
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.faults import convert_os_errors
-from tdserve.store.version_marks import begin_marks, find_marks, find_whole_versions, is_of_another
-from tdserve.store.version_names import remove_leftovers
-from tdserve.structure.tree import Spec
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.specs import Specs
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.store.disk.faults import convert_os_errors
+from tdserve.store.rows.adopted import Adopted
+from tdserve.store.weights.version_marks import begin_marks, find_marks, find_whole_versions, is_of_another
+from tdserve.store.weights.version_names import remove_leftovers
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 

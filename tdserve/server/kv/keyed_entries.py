@@ -10,14 +10,14 @@ from tdserve.base.failpoints import reach
 from tdserve.base.ids import REQUEST_BYTES
 from tdserve.rules.kv.entry_changes import check_num_keys
 from tdserve.rules.kv.keyed_state import KeyedState
-from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution.idempotency import CommittedAnswers
 from tdserve.server.kinds.keyed_kind import read_tables
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.staging_names import StagingNames, make_values_path
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import StoreToFill
-from tdserve.server.staging_names import StagingNames, make_values_path
-from tdserve.server.stores import Stores
-from tdserve.server.workers import DataWorker
 from tdserve.v1 import control_pb2, worker_pb2
 
 

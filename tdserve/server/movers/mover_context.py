@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tdserve.server.admission_budget import AdmissionBudget
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution.admission_budget import AdmissionBudget
 from tdserve.server.movers.value_writes import ValueWrites
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.traffic import Traffic
-from tdserve.server.stores import Stores
 from tdserve.server.tensordicts.writes import Writes
 from tdserve.server.weights.version_sender import VersionSender
-from tdserve.server.workers import DataWorker
 
 
 class MoverContext:

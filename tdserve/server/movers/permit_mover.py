@@ -18,24 +18,24 @@ from tdserve.messages.selection.selection import Selection, from_message
 from tdserve.rules.channel_transports import LOCAL_TRANSPORT
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
-from tdserve.server.claim_holder import ClaimHolder
-from tdserve.server.claim_writers import LocalWriter
+from tdserve.server.execution.turns import drop_references
 from tdserve.server.movers.mover_context import MoverContext
 from tdserve.server.movers.session_mover import SessionMover
 from tdserve.server.movers.value_writes import make_put_values, make_send_entries
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.processes.claim_holder import ClaimHolder
+from tdserve.server.processes.claim_writers import LocalWriter
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import RowsToFill, StoreToFill, VersionToSend
 from tdserve.server.tables.numbers import encode_apart, encode_plan
-from tdserve.server.turns import drop_references
 from tdserve.server.weights.version_files import make_path, make_unfinished_path
 from tdserve.server.weights.version_sender import make_accepted
-from tdserve.server.workers import DataWorker
-from tdserve.store.catalog_db import Transaction
-from tdserve.store.generations import sum_generations
-from tdserve.structure.tree import Path, Spec
+from tdserve.store.database.catalog_db import Transaction
+from tdserve.store.rows.generations import sum_generations
+from tdserve.structure.trees.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tdserve.values.value_columns import join_blocks
 

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from tdserve.rules.channel_transports import LOCAL_TRANSPORT
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
-from tdserve.server.claim_holder import ClaimHolder
 from tdserve.server.movers.mover_context import MoverContext
 from tdserve.server.movers.permit_mover import PermitMover
 from tdserve.server.movers.session_mover import SessionMover
 from tdserve.server.movers.worker_mover import WorkerMover
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.processes.claim_holder import ClaimHolder
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
-from tdserve.store.catalog_db import Transaction
-from tdserve.structure.tree import Path, Spec
+from tdserve.store.database.catalog_db import Transaction
+from tdserve.structure.trees.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from tdserve.messages.content import decode_paths, select_keys
 from tdserve.messages.row_numbers import encode_rows, spread
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.staging_names import StagingNames
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.mover import RowsToFill
-from tdserve.server.staging_names import StagingNames
-from tdserve.server.workers import DataWorker
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tdserve.values.value_codec import encode_nones
 

@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from tdserve.messages.content import decode_paths, make_rows_layout, select_keys
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
-from tdserve.server.claim_holder import ClaimHolder
+from tdserve.server.execution.turns import drop_references
 from tdserve.server.movers.mover_context import MoverContext
 from tdserve.server.movers.session_mover import SessionMover
 from tdserve.server.movers.value_writes import make_put_values, make_send_entries
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.staging_names import make_values_path
+from tdserve.server.processes.claim_holder import ClaimHolder
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import RowsToFill, StoreToFill, VersionToSend
-from tdserve.server.staging_names import make_values_path
 from tdserve.server.tables.numbers import encode_apart, encode_plan
-from tdserve.server.turns import drop_references
 from tdserve.server.weights.version_files import make_path, make_unfinished_path, release_version
 from tdserve.server.weights.version_sender import make_version_ref
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.trees.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 MAX_BUFFERED_VALUES_BYTES = 16 << 20

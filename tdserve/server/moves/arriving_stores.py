@@ -31,20 +31,22 @@ from tdserve.base.errors import (
 from tdserve.base.failpoints import reach
 from tdserve.base.ids import check_store_name, check_uid
 from tdserve.rules.catalog import StoreRecord
-from tdserve.rules.replay.kept_draw import KeptDraw
+from tdserve.rules.replay.draws.kept_draw import KeptDraw
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.durability.syncing import Syncing
+from tdserve.server.execution.waiting import retrieve_exception
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.placement_kind import find_forward
 from tdserve.server.kinds.surviving_rows import rename_for_copy
 from tdserve.server.kinds.table_kind import TableKind
 from tdserve.server.recovery.draw_records import save_draw
 from tdserve.server.recovery.lost_rows import Overwrite
-from tdserve.server.stores import Stores
-from tdserve.server.syncing import Syncing
-from tdserve.server.waiting import retrieve_exception
-from tdserve.store import moved_files, version_marks, watermark
-from tdserve.store.catalog_db import Transaction
-from tdserve.store.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
-from tdserve.structure import codec
+from tdserve.store.database.catalog_db import Transaction
+from tdserve.store.durability import watermark
+from tdserve.store.roots import moved_files
+from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, Generations, is_of
+from tdserve.store.weights import version_marks
+from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2
 
 

@@ -25,22 +25,23 @@ from tdserve.base.failpoints import reach
 from tdserve.base.ids import check_uid
 from tdserve.messages.changed_blocks import clear_changed, count_changed_bytes, iter_changed
 from tdserve.rules.catalog import StoreRecord
-from tdserve.server import inline_tasks
+from tdserve.server.catalog.seals import Seal
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution import inline_tasks
 from tdserve.server.kinds.placement_kind import is_listed
 from tdserve.server.moves.file_lists import FileLists
 from tdserve.server.moves.leaving_stores import describe_store, read_blocks
 from tdserve.server.moves.sealing import Sealing
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.seals import Seal
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.specs import make_keys
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.session_ends import check_open
-from tdserve.server.specs import make_keys
-from tdserve.server.stores import Stores
-from tdserve.store import moved_files, object_folders
-from tdserve.store.catalog_db import PinnedCatalog
-from tdserve.store.environments import DATA_FILE
-from tdserve.store.objects import Objects
-from tdserve.store.pinned_values import PinnedValues
+from tdserve.store.database.catalog_db import PinnedCatalog
+from tdserve.store.database.environments import DATA_FILE
+from tdserve.store.roots import moved_files
+from tdserve.store.values import object_folders
+from tdserve.store.values.objects import Objects
+from tdserve.store.values.pinned_values import PinnedValues
 from tdserve.v1 import control_pb2
 
 MAX_ANSWER_BYTES = 1 << 18

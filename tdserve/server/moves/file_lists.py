@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES, count_blocks, pack_changed
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.seals import Seal
+from tdserve.server.catalog.seals import Seal
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.weights.version_files import make_path
-from tdserve.store.moved_files import list_files
-from tdserve.store.object_folders import is_of_values
-from tdserve.store.version_names import make_values_name
-from tdserve.store.watermark import FILE_NAME as SYNCED_FILE, SyncedStore, has_record
+from tdserve.store.durability.watermark import FILE_NAME as SYNCED_FILE, SyncedStore, has_record
+from tdserve.store.roots.moved_files import list_files
+from tdserve.store.values.object_folders import is_of_values
+from tdserve.store.weights.version_names import make_values_name
 from tdserve.v1 import control_pb2
 
 _SUMS = SYNCED_FILE.encode()

@@ -16,16 +16,16 @@ from tdserve.base.errors import (
 )
 from tdserve.base.failpoints import reach
 from tdserve.rules.placement import PlacementRecord
+from tdserve.server.catalog.seals import Seal
+from tdserve.server.catalog.stores import Stores
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.placement_kind import find_forward, make_placement
 from tdserve.server.kv.keyed_entries import KeyedEntries
 from tdserve.server.moves.file_lists import FileLists
 from tdserve.server.moves.sealing import Sealing
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.seals import Seal
-from tdserve.server.stores import Stores
-from tdserve.store import moved_files
-from tdserve.structure import codec
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.store.roots import moved_files
+from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2
 
 MAX_CONTENT_BYTES = 1 << 20

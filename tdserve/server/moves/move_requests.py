@@ -11,17 +11,17 @@ from typing import Any
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import RemoteProtocolError, WrongStateError
 from tdserve.rules.placement import PlacementRecord
-from tdserve.server import inline_tasks
-from tdserve.server.creation import Creation
+from tdserve.server.catalog.creation import Creation
+from tdserve.server.catalog.seals import Seal
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.durability.syncing import Syncing
+from tdserve.server.execution import inline_tasks
 from tdserve.server.kinds.placement_kind import find_forward, make_placement
 from tdserve.server.kv.keyed_entries import KeyedEntries
 from tdserve.server.moves.arriving_stores import ArrivingStores
 from tdserve.server.moves.checkpoints import Checkpoints
 from tdserve.server.moves.leaving_stores import LeavingStores, read_blocks
-from tdserve.server.seals import Seal
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.stores import Stores
-from tdserve.server.syncing import Syncing
 from tdserve.v1 import control_pb2
 
 _Handler = Callable[[ClientSession, int, Any], Coroutine[Any, Any, control_pb2.Done]]

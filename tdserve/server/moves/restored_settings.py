@@ -14,11 +14,11 @@ from tdserve.base.errors import StoreExistsError, StoreMovedError
 from tdserve.base.ids import make_uid
 from tdserve.rules.catalog import StoreRecord, explain_difference
 from tdserve.rules.replay.settings import Settings
-from tdserve.server.creation import Creation, explain_structure
+from tdserve.server.catalog.creation import Creation, explain_structure
+from tdserve.server.catalog.seals import Seal
+from tdserve.server.catalog.stores import Stores
 from tdserve.server.moves.sealing import Sealing
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.seals import Seal
-from tdserve.server.stores import Stores
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 
 REST_S = 10.0

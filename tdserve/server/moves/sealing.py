@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError, WrongStateError
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.seals import Seal
-from tdserve.server.stores import Stores
+from tdserve.server.catalog.seals import Seal
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.open_store.opened_store import OpenedStore
 
 POLL_S = 0.005
 """Pause between two looks at what a store that is being sealed still waits for."""

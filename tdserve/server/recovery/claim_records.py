@@ -15,8 +15,8 @@ from tdserve.base.errors import TDServeError
 from tdserve.base.ids import CLIENT_ID_BYTES
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.recovery import writer_records
-from tdserve.store.catalog_db import CatalogDB, Transaction
-from tdserve.store.claim_file import FOLDER, ClaimFile, remove_others
+from tdserve.store.database.catalog_db import CatalogDB, Transaction
+from tdserve.store.rows.claim_file import FOLDER, ClaimFile, remove_others
 
 _KIND = "claims"
 _NUMBERS = struct.Struct(f"<4q{CLIENT_ID_BYTES}s")

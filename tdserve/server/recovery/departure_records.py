@@ -12,7 +12,7 @@ import json
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.plans import Departure
 from tdserve.rules.replay.table import Table
-from tdserve.store.catalog_db import CatalogDB, Transaction
+from tdserve.store.database.catalog_db import CatalogDB, Transaction
 
 DEPARTURE = b"departure:"
 """Prefix of the key, in front of a store's uid."""

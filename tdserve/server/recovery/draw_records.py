@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tdserve.rules.replay.kept_draw import KeptDraw, Rename
+from tdserve.rules.replay.draws.kept_draw import KeptDraw, Rename
 from tdserve.rules.replay.table import Table
-from tdserve.store.catalog_db import CatalogDB, PinnedCatalog, Transaction
+from tdserve.store.database.catalog_db import CatalogDB, PinnedCatalog, Transaction
 
 _STEP_BYTES = 8
 

@@ -21,8 +21,8 @@ from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
 from tdserve.server.recovery import writer_records
 from tdserve.server.recovery.reserved import ReservedRows
-from tdserve.store.catalog_db import CatalogDB, Transaction
-from tdserve.structure.tree import Path
+from tdserve.store.database.catalog_db import CatalogDB, Transaction
+from tdserve.structure.trees.tree import Path
 
 _KIND = "overwrites"
 

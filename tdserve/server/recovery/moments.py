@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 
 from tdserve.base.errors import TDServeError
-from tdserve.store.catalog_db import CatalogDB, PinnedCatalog
+from tdserve.store.database.catalog_db import CatalogDB, PinnedCatalog
 
 _KEY = b"passes"
 """Key in the table of states, whose others are uids."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tdserve.base.errors import TDServeError
-from tdserve.store import session_locks
+from tdserve.store.exchange import session_locks
 
 FIRST_LOOK_S = 0.001
 MAX_LOOK_S = 0.25

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from tdserve.messages.row_numbers import decode_repeats, decode_rows, encode_repeats, encode_rows
-from tdserve.store.catalog_db import CatalogDB, Transaction
+from tdserve.store.database.catalog_db import CatalogDB, Transaction
 
 _KEY = b"last-commit"
 _LONG_KEY = b"long-commit-"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.server.recovery import writer_records
-from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.database.catalog_db import CatalogDB
 
 _KIND = "reserved"
 

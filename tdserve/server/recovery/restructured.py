@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.restructuring import FileChange, plan_file_change
-from tdserve.structure.tree import Path, Spec
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.store.rows.restructuring import FileChange, plan_file_change
+from tdserve.structure.trees.tree import Path, Spec
 
 _PREFIX = b"alter:"
 """Prefix of the key, in front of a store's uid."""

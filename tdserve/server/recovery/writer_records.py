@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.database.catalog_db import CatalogDB
 
 
 def make_key(kind: str, *, uid: str, lock_name: str, num: int) -> bytes:

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from tdserve.base.errors import ServerBusyError
 from tdserve.base.machine import count_descriptors, get_descriptor_limit
 from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.workers import DataWorker
 
 CONTROL_DESCRIPTORS = 2
 """Descriptors that another client takes at the control process: a socket and a lock if it is local, a socket to its

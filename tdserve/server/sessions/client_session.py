@@ -22,15 +22,15 @@ from tdserve.control.status import encode_failure
 from tdserve.rules.access.grants import FULL_CALLER, Caller
 from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS
 from tdserve.rules.tags import make_tag
-from tdserve.server import inline_tasks
 from tdserve.server.access.gate import Gate, add_grant
+from tdserve.server.execution import inline_tasks
+from tdserve.server.execution.traces import RequestSpan
+from tdserve.server.execution.waiting import Waiters, retrieve_exception
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.sessions.mover import Mover
 from tdserve.server.sessions.session_limits import MAX_ENTRIES, HeldAnswers, UnsentMessages, UnsentRefusals, is_short
-from tdserve.server.traces import RequestSpan
-from tdserve.server.waiting import Waiters, retrieve_exception
-from tdserve.server.workers import DataWorker
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2, worker_pb2
 
 _log = logging.getLogger("tdserve.server")

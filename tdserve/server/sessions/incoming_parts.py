@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from tdserve.base.errors import RemoteProtocolError, ServerBusyError, TooLargeError
 from tdserve.control.parsed_size import estimate_parsed_nbytes
 from tdserve.control.parts import PartJoiner
-from tdserve.server.admission_budget import AdmissionBudget
+from tdserve.server.execution.admission_budget import AdmissionBudget
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.long_list_file import LongListFile
 from tdserve.v1 import control_pb2

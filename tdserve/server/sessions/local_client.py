@@ -14,10 +14,10 @@ from tdserve.base.ids import make_uid
 from tdserve.base.machine import read_pid_namespace
 from tdserve.control.local import LocalConnection
 from tdserve.control.status import decode_failure
-from tdserve.server.inline_tasks import InlineFuture
-from tdserve.store.faults import convert_os_errors
-from tdserve.store.root import Root
-from tdserve.store.spools import make_spool_path
+from tdserve.server.execution.inline_tasks import InlineFuture
+from tdserve.store.disk.faults import convert_os_errors
+from tdserve.store.exchange.spools import make_spool_path
+from tdserve.store.roots.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
 
 _KEY_BYTES = 16

@@ -13,15 +13,16 @@ from tdserve.base.errors import NotSupportedError, PeerLostError, PermissionDeni
 from tdserve.base.ids import check_store_name
 from tdserve.control.lending import Lender, refuse_descriptors
 from tdserve.control.local import SOCKET_NAME, LocalConnection, listen
-from tdserve.rules.replay.shared_numbers import LOCAL_READERS
+from tdserve.rules.replay.allocation.shared_numbers import LOCAL_READERS
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import Mover
 from tdserve.server.sessions.register import Sessions
-from tdserve.store import adopted, session_locks
-from tdserve.store.faults import convert_os_errors
-from tdserve.store.root import STORES, Root
+from tdserve.store.disk.faults import convert_os_errors
+from tdserve.store.exchange import session_locks
+from tdserve.store.roots.root import STORES, Root
+from tdserve.store.rows import adopted
 from tdserve.v1 import control_pb2
 
 _log = logging.getLogger("tdserve.server")

@@ -9,7 +9,7 @@ from pathlib import Path
 from tdserve.base.errors import RemoteProtocolError, TDServeError
 from tdserve.base.ids import make_uid
 from tdserve.messages.long_lists import LongList, find_lists
-from tdserve.store.faults import convert_os_errors
+from tdserve.store.disk.faults import convert_os_errors
 from tdserve.v1 import control_pb2
 
 MAX_LISTS_BYTES = 1 << 30

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tdserve.base.deadline import Deadline
+from tdserve.rules.replay.allocation.reservation import Reservation
 from tdserve.rules.replay.plans import RowsPlan
-from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.weights import UnfinishedVersion, VersionRecord
-from tdserve.server.claim_holder import ClaimHolder
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.worker_spec_cache import WorkerSpecCache
-from tdserve.store.catalog_db import Transaction
-from tdserve.structure.tree import Path, Spec
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.worker_spec_cache import WorkerSpecCache
+from tdserve.server.processes.claim_holder import ClaimHolder
+from tdserve.store.database.catalog_db import Transaction
+from tdserve.structure.trees.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 MAX_REPORTED_BYTES = 1 << 18

@@ -33,13 +33,13 @@ from tdserve.rules.channel_transports import (
 )
 from tdserve.rules.trusted_network import TrustedNetwork, is_range
 from tdserve.server.access.gate import Gate
+from tdserve.server.execution.waiting import wait_any
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.admission import check_room
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import Invitation
 from tdserve.server.sessions.mover import Mover
-from tdserve.server.waiting import wait_any
-from tdserve.server.workers import DataWorker
-from tdserve.store.root import Root
+from tdserve.store.roots.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
 
 OPEN_TIMEOUT_S = 60.0

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from tdserve.base.call_times import CallTimes
 from tdserve.rules.channel_transports import AT_ONCE_TRANSPORT
-from tdserve.server.admission_budget import AdmissionBudget
+from tdserve.server.execution.admission_budget import AdmissionBudget
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.workers import DataWorker
 from tdserve.v1 import control_pb2, worker_pb2
 
 INLINE = "inline"

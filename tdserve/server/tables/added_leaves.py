@@ -17,20 +17,20 @@ from pathlib import Path as FilePath
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.failpoints import reach
-from tdserve.server.alteration_folder import RETRY_EVERY_S, hold_alone, make_altering_folder, work_in_folder
-from tdserve.server.damage_checks import DamageChecks
-from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution.idempotency import CommittedAnswers
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.row_files import list_dotted
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.mutations.alteration_folder import RETRY_EVERY_S, hold_alone, make_altering_folder, work_in_folder
+from tdserve.server.mutations.damage_checks import DamageChecks
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.stores import Stores
-from tdserve.server.workers import DataWorker
-from tdserve.store import leaf_folders, restructuring
-from tdserve.structure import codec
-from tdserve.structure.altering import Alteration
-from tdserve.structure.tree import Path, Spec
+from tdserve.store.rows import leaf_folders, restructuring
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.altering import Alteration
+from tdserve.structure.trees.tree import Path, Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tdserve.values.value_codec import encode_nones
 

@@ -12,9 +12,9 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.long_lists import find_columns, read_list
 from tdserve.messages.row_numbers import decode_column
 from tdserve.rules.replay.plans import Arrival, check_priorities
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.tables.rule_keys import Buffer, name_group_column, to_bools, to_ids
-from tdserve.structure.tree import Path
+from tdserve.structure.trees.tree import Path
 from tdserve.v1 import control_pb2
 
 

@@ -13,18 +13,18 @@ from weakref import WeakKeyDictionary
 from tdserve.base.errors import TDServeError
 from tdserve.base.failpoints import reach
 from tdserve.base.logs import SparseLog
-from tdserve.rules.replay.promises import count_promisable
-from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.allocation.promises import count_promisable
+from tdserve.rules.replay.allocation.reservation import Reservation
 from tdserve.rules.replay.table import Table
-from tdserve.server.claim_holder import ClaimHolder
-from tdserve.server.idempotency import CommittedAnswers
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution.idempotency import CommittedAnswers
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.processes.claim_holder import ClaimHolder
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
-from tdserve.server.stores import Stores
 from tdserve.server.tables.table_claims import ClaimContext, TableClaim
-from tdserve.store.claim_file import FOLDER, ClaimFile, has_fences
+from tdserve.store.rows.claim_file import FOLDER, ClaimFile, has_fences
 from tdserve.v1 import control_pb2
 
 _log = logging.getLogger("tdserve.server")

@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 
 from tdserve.base.failpoints import reach
 from tdserve.messages.row_numbers import Rows, encode_rows
+from tdserve.rules.replay.allocation.reservation import Reservation
 from tdserve.rules.replay.plans import Arrival
-from tdserve.rules.replay.reservation import Reservation
 from tdserve.rules.replay.sample_ages import note_arrival
 from tdserve.rules.replay.table import Table
-from tdserve.server.counts import make_counts
-from tdserve.server.idempotency import Answer, CommittedAnswers
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution.idempotency import Answer, CommittedAnswers
+from tdserve.server.execution.turns import call_in_turns, drop_references
+from tdserve.server.open_store.counts import make_counts
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.recovery.redo_log import RedoEntry
-from tdserve.server.stores import Stores
-from tdserve.server.turns import call_in_turns, drop_references
-from tdserve.store.catalog_db import Transaction
-from tdserve.store.claim_file import ClaimedRows
+from tdserve.store.database.catalog_db import Transaction
+from tdserve.store.rows.claim_file import ClaimedRows
 from tdserve.v1 import control_pb2
 
 

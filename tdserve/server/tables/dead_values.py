@@ -6,11 +6,11 @@ import asyncio
 import logging
 
 from tdserve.base.errors import CapacityError, CorruptDataError, TDServeError
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.stores import Stores
-from tdserve.server.workers import DataWorker
-from tdserve.store import object_folders
-from tdserve.store.objects import VALUES
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.processes.workers import DataWorker
+from tdserve.store.values import object_folders
+from tdserve.store.values.objects import VALUES
 from tdserve.v1 import worker_pb2
 
 _log = logging.getLogger("tdserve.server")

@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from tdserve.rules.replay.conditions import OWN, SampleConditions
-from tdserve.server import inline_tasks
+from tdserve.rules.replay.eligibility.conditions import OWN, SampleConditions
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution import inline_tasks
+from tdserve.server.execution.turns import run_in_turns
+from tdserve.server.execution.waiting import retrieve_exception
 from tdserve.server.kinds.policies import refresh_staleness
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.stores import Stores
-from tdserve.server.turns import run_in_turns
-from tdserve.server.waiting import retrieve_exception
 
 
 class Discarding:

@@ -14,23 +14,23 @@ from tdserve.messages.long_lists import find_columns
 from tdserve.messages.row_numbers import PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.plans import Arrival
-from tdserve.server import inline_tasks
-from tdserve.server.idempotency import CommittedAnswers
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution import inline_tasks
+from tdserve.server.execution.idempotency import CommittedAnswers
+from tdserve.server.execution.turns import drop_references
+from tdserve.server.execution.waiting import wait_any
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import RowsToFill
-from tdserve.server.stores import Stores
 from tdserve.server.tables.arrivals import ExtendColumns, decode_extend_columns
 from tdserve.server.tables.claiming import Claiming
 from tdserve.server.tables.commits import commit_in_turns, commit_rows
 from tdserve.server.tables.policy_versions import ExtendPolicyVersions
 from tdserve.server.tables.reserving import reserve_rows
 from tdserve.server.tables.rule_keys import Buffer, RuleKeys, name_group_column
-from tdserve.server.turns import drop_references
-from tdserve.server.waiting import wait_any
-from tdserve.server.workers import DataWorker
-from tdserve.store.claim_file import ClaimedRows
-from tdserve.structure.tree import Path
+from tdserve.store.rows.claim_file import ClaimedRows
+from tdserve.structure.trees.tree import Path
 from tdserve.v1 import control_pb2
 
 

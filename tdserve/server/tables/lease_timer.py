@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.stores import Stores
-from tdserve.server.turns import run_in_turns
-from tdserve.server.waiting import retrieve_exception
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution.turns import run_in_turns
+from tdserve.server.execution.waiting import retrieve_exception
+from tdserve.server.open_store.opened_store import OpenedStore
 
 
 def check_lease_s(lease_s: float) -> None:

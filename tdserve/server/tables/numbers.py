@@ -16,7 +16,7 @@ from tdserve.messages.selection.selection import Selection
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.replay.table import Table
 from tdserve.rules.replay.table_state import TableState
-from tdserve.server.turns import run_in_turns
+from tdserve.server.execution.turns import run_in_turns
 
 _EMPTY = RowSet.run(0, 0)
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.ids import MAX_TEXT_BYTES
+from tdserve.rules.replay.eligibility.staleness import LARGEST_VERSION, UNKNOWN
 from tdserve.rules.replay.plans import Arrival
-from tdserve.rules.replay.staleness import LARGEST_VERSION, UNKNOWN
+from tdserve.server.catalog.stores import Stores
 from tdserve.server.kinds.policies import find_weights, follow, refresh_staleness
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.stores import Stores
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.tables.arrivals import ExtendColumns
 from tdserve.v1 import control_pb2
 

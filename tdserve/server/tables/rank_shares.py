@@ -11,20 +11,20 @@ import numpy as np
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.messages.row_sets import RowSet
-from tdserve.rules.replay.conditions import SampleConditions
-from tdserve.rules.replay.kept_draw import MAX_RUN_BYTES, DrawTerms, KeptDraw
+from tdserve.rules.replay.draws.kept_draw import MAX_RUN_BYTES, DrawTerms, KeptDraw
+from tdserve.rules.replay.eligibility.conditions import SampleConditions
 from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.replay.rank_draws import RankDraw, plan_share
 from tdserve.rules.replay.sample_ages import note_sample
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.mutations.row_write_hold import wait_for_others
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.recovery.draw_records import renew_draws, save_draw
-from tdserve.server.row_write_hold import wait_for_others
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.stores import Stores
 from tdserve.server.tables.discarding import Discarding
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.selector_building import SelectorBuilding
-from tdserve.structure.tree import Path
+from tdserve.structure.trees.tree import Path
 from tdserve.v1 import control_pb2
 
 MAX_RANKS = 1 << 16

@@ -10,12 +10,12 @@ import numpy as np
 
 from tdserve.base.deadline import Deadline
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.allocation.reservation import Reservation
 from tdserve.rules.replay.table import Table
-from tdserve.server import inline_tasks
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.execution import inline_tasks
+from tdserve.server.execution.turns import drop_references
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.turns import drop_references
 
 if TYPE_CHECKING:
     from typing_extensions import Self

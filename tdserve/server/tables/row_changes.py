@@ -17,15 +17,15 @@ from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, Rows, deco
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.plans import Departure
 from tdserve.rules.replay.settings import Settings
-from tdserve.server.counts import make_counts
-from tdserve.server.idempotency import CommittedAnswers
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution.idempotency import CommittedAnswers
+from tdserve.server.execution.turns import call_in_turns, run_in_turns, sum_in_turns
+from tdserve.server.open_store.counts import make_counts
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.recovery.departure_records import forget_departure, save_departure
 from tdserve.server.recovery.draw_records import renew_draws
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.stores import Stores
 from tdserve.server.tables.lease_timer import LeaseTimer, check_lease_s
-from tdserve.server.turns import call_in_turns, run_in_turns, sum_in_turns
 from tdserve.v1 import control_pb2
 
 

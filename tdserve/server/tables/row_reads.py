@@ -5,12 +5,12 @@ from __future__ import annotations
 from tdserve.base.deadline import Deadline
 from tdserve.messages.content import decode_paths, select_keys
 from tdserve.messages.selection.selection import Selection, from_message
-from tdserve.server.row_write_hold import is_free, wait_for_others
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution.turns import build_row_set, drop_references
+from tdserve.server.mutations.row_write_hold import is_free, wait_for_others
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.stores import Stores
 from tdserve.server.tables.numbers import compute_row_numbers, plan_read
 from tdserve.server.tables.samples import Samples
-from tdserve.server.turns import build_row_set, drop_references
 from tdserve.v1 import control_pb2
 
 

@@ -16,11 +16,11 @@ from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS, Rows, enco
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.table import Table
 from tdserve.server.kinds.table_kind import LONG_ROWS
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.row_write_hold import wait_for_others
+from tdserve.server.mutations.row_write_hold import wait_for_others
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import MAX_REPORTED_BYTES
-from tdserve.structure.tree import Path
+from tdserve.structure.trees.tree import Path
 from tdserve.v1 import worker_pb2
 from tdserve.values.value_columns import decode_block
 

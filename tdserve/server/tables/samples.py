@@ -18,25 +18,25 @@ from tdserve.base.failpoints import reach
 from tdserve.base.ids import check_text
 from tdserve.messages.content import MAX_SAMPLE_ROWS, make_rows_layout
 from tdserve.messages.row_numbers import TREE_PIECE_ROWS, decode_rows
-from tdserve.rules.replay.conditions import PLAIN, SampleConditions
+from tdserve.rules.replay.eligibility.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.plans import RowsPlan, SamplePlan
 from tdserve.rules.replay.sample_ages import note_sample
 from tdserve.rules.replay.table import Table
-from tdserve.server import inline_tasks
-from tdserve.server.counts import make_counts
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution import inline_tasks
+from tdserve.server.execution.turns import run_in_turns
 from tdserve.server.kinds.policies import refresh_staleness
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.counts import make_counts
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.specs import get_message
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.session_ends import check_open
-from tdserve.server.specs import get_message
-from tdserve.server.stores import Stores
 from tdserve.server.tables.discarding import Discarding
 from tdserve.server.tables.lease_timer import LeaseTimer, check_lease_s
 from tdserve.server.tables.policy_versions import adopt_reported_policy, check_max_lag
 from tdserve.server.tables.rank_shares import RankShares
 from tdserve.server.tables.rule_keys import RuleKeys
 from tdserve.server.tables.selector_building import SelectorBuilding
-from tdserve.server.turns import run_in_turns
 from tdserve.v1 import content_pb2, control_pb2
 
 MAX_LOOKED_AT = 1024

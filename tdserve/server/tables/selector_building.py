@@ -6,14 +6,14 @@ import asyncio
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError
-from tdserve.rules.replay.conditions import SampleConditions
-from tdserve.server import inline_tasks
+from tdserve.rules.replay.eligibility.conditions import SampleConditions
+from tdserve.server.execution import inline_tasks
+from tdserve.server.execution.rule_memory import CONDITION_ROW_BYTES, check_rule_memory
+from tdserve.server.execution.turns import drop_references, run_in_turns
+from tdserve.server.execution.waiting import retrieve_exception
 from tdserve.server.kinds.table_kind import LONG_ROWS
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.rule_memory import CONDITION_ROW_BYTES, check_rule_memory
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.turns import drop_references, run_in_turns
-from tdserve.server.waiting import retrieve_exception
 
 
 class SelectorBuilding:

@@ -26,18 +26,18 @@ from tdserve.base.errors import (
 )
 from tdserve.base.failpoints import reach
 from tdserve.messages.row_numbers import NO_ROWS, Rows
-from tdserve.rules.replay.claim_pacing import MIN_EXTENDS
+from tdserve.rules.replay.allocation.claim_pacing import MIN_EXTENDS
+from tdserve.rules.replay.allocation.reservation import Reservation
 from tdserve.rules.replay.plans import Arrival
-from tdserve.rules.replay.reservation import Reservation
-from tdserve.server.claim_holder import ClaimHolder
-from tdserve.server.claim_writers import make_claim_writer
-from tdserve.server.idempotency import CommittedAnswers
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution.idempotency import CommittedAnswers
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.processes.claim_holder import ClaimHolder
+from tdserve.server.processes.claim_writers import make_claim_writer
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.sessions.traffic import Traffic
-from tdserve.server.stores import Stores
 from tdserve.server.tables.commits import commit_rows
-from tdserve.store.claim_file import MAX_RECORDS, ClaimedRows, ClaimFile
+from tdserve.store.rows.claim_file import MAX_RECORDS, ClaimedRows, ClaimFile
 
 _log = logging.getLogger("tdserve.server")
 
@@ -75,7 +75,7 @@ class ClaimContext:
 
 
 class TableClaim:
-    """The claim of one writer on one table (``tdserve.rules.replay.claims.WriterClaim``).
+    """The claim of one writer on one table (``tdserve.rules.replay.allocation.claims.WriterClaim``).
 
     Args:
         context: What all claims share.

@@ -23,7 +23,10 @@ from tdserve.base.errors import (
 )
 from tdserve.base.failpoints import reach
 from tdserve.messages.row_sets import RowSet
-from tdserve.server.alteration_folder import (
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution.idempotency import CommittedAnswers
+from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.mutations.alteration_folder import (
     RETRY_EVERY_S,
     AlteringFolder,
     hold_alone,
@@ -31,21 +34,19 @@ from tdserve.server.alteration_folder import (
     remove_files,
     work_in_folder,
 )
-from tdserve.server.damage_checks import DamageChecks
-from tdserve.server.idempotency import CommittedAnswers
-from tdserve.server.kinds.all_kinds import KINDS
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.mutations.damage_checks import DamageChecks
+from tdserve.server.mutations.row_write_hold import RowWriteHold
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.recovery.restructured import Restructured
-from tdserve.server.row_write_hold import RowWriteHold
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import StoreToFill
-from tdserve.server.stores import Stores
 from tdserve.server.tables.added_leaves import AddedLeaves
-from tdserve.server.workers import DataWorker
-from tdserve.store import leaf_folders, object_folders, restructuring
-from tdserve.structure import codec
-from tdserve.structure.altering import Alteration, Altered, Renaming
-from tdserve.structure.tree import Path
+from tdserve.store.rows import leaf_folders, restructuring
+from tdserve.store.values import object_folders
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.altering import Alteration, Altered, Renaming
+from tdserve.structure.trees.tree import Path
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 _log = logging.getLogger("tdserve.server")

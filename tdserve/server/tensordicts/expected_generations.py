@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tdserve.messages.row_numbers import Rows, decode_column
 from tdserve.messages.selection.selection import Selection, from_message
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 
 Generations = NDArray[Any]

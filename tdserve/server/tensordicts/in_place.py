@@ -10,14 +10,14 @@ from tdserve.base.errors import PeerLostError
 from tdserve.base.failpoints import reach
 from tdserve.messages.content import decode_paths
 from tdserve.messages.row_sets import RowSet
-from tdserve.server.idempotency import CommittedAnswers
-from tdserve.server.inline_tasks import ensure_task
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution.idempotency import CommittedAnswers
+from tdserve.server.execution.inline_tasks import ensure_task
+from tdserve.server.mutations.row_write_hold import RowDemands, hold_rows
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
-from tdserve.server.row_write_hold import RowDemands, hold_rows
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
-from tdserve.server.stores import Stores
 from tdserve.v1 import control_pb2
 
 

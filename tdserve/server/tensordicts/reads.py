@@ -10,12 +10,12 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import from_message
+from tdserve.server.execution.turns import build_row_set
 from tdserve.server.kinds.all_kinds import KINDS
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.row_write_hold import wait_for_others
+from tdserve.server.mutations.row_write_hold import wait_for_others
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.specs import get_message
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.specs import get_message
-from tdserve.server.turns import build_row_set
 from tdserve.v1 import control_pb2
 
 

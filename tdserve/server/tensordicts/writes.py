@@ -37,16 +37,15 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import from_message
 from tdserve.messages.store_kinds import describe_kind
 from tdserve.rules.catalog import StoreRecord
-from tdserve.server.creation import Creation
-from tdserve.server.damage_checks import DamageChecks
-from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.catalog.creation import Creation
+from tdserve.server.catalog.packed_stores import PACKED_VERSION, make_content
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution.idempotency import CommittedAnswers
+from tdserve.server.execution.turns import build_row_set
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.row_files import FILLED
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.packed_stores import PACKED_VERSION, make_content
-from tdserve.server.recovery.journal import JOURNAL, Journal
-from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
-from tdserve.server.row_write_hold import (
+from tdserve.server.mutations.damage_checks import DamageChecks
+from tdserve.server.mutations.row_write_hold import (
     Check,
     RowDemands,
     RowWriteHold,
@@ -56,18 +55,19 @@ from tdserve.server.row_write_hold import (
     look_at_rows,
     wait_for_others,
 )
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.staging_names import StagingNames, make_values_path
+from tdserve.server.processes.workers import DataWorker
+from tdserve.server.recovery.journal import JOURNAL, Journal
+from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
 from tdserve.server.sessions.mover import StoreToFill
 from tdserve.server.sessions.traffic import Traffic
-from tdserve.server.staging_names import StagingNames, make_values_path
-from tdserve.server.stores import Stores
 from tdserve.server.tensordicts.expected_generations import Generations, find_expected
 from tdserve.server.tensordicts.in_place import InPlace
-from tdserve.server.turns import build_row_set
-from tdserve.server.workers import DataWorker
-from tdserve.store.spools import remove_spool
-from tdserve.structure.tree import Spec
+from tdserve.store.exchange.spools import remove_spool
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 
 _log = logging.getLogger("tdserve.server")

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError
 from tdserve.rules.weights import MIN_SHARE, VersionRecord
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.stores import Stores
-from tdserve.server.workers import DataWorker
-from tdserve.store.version_checksums import DTYPE
-from tdserve.structure.tree import Spec
-from tdserve.structure.version_subset import encode_numbers
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.processes.workers import DataWorker
+from tdserve.store.weights.version_checksums import DTYPE
+from tdserve.structure.trees.tree import Spec
+from tdserve.structure.trees.version_subset import encode_numbers
 from tdserve.v1 import worker_pb2
 
 CHECKSUM_NBYTES = 8

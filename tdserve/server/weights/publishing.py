@@ -8,19 +8,19 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, CorruptDataError
 from tdserve.base.failpoints import reach
 from tdserve.rules.weights import UnfinishedVersion, VersionRecord, check_metadata
-from tdserve.server import inline_tasks
-from tdserve.server.idempotency import CommittedAnswers
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.execution import inline_tasks
+from tdserve.server.execution.idempotency import CommittedAnswers
 from tdserve.server.kinds.policies import wake_followers
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import VersionToSend
-from tdserve.server.stores import Stores
 from tdserve.server.weights.unpublished import Unpublished
 from tdserve.server.weights.version_files import abandon, drop, finish, retire_unread
 from tdserve.server.weights.version_sender import VersionSender
-from tdserve.store.catalog_db import Transaction
-from tdserve.structure import codec
-from tdserve.structure.tree import Spec
+from tdserve.store.database.catalog_db import Transaction
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 MAX_KNOWN_SPECS = 64

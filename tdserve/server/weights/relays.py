@@ -18,13 +18,13 @@ from tdserve.base.errors import CorruptDataError, DeadlineExceededError, Invalid
 from tdserve.base.ids import make_secret
 from tdserve.rules.fanout import MAX_TRIES, SERVER, Fanout, Placement
 from tdserve.rules.weights import MIN_COMPARED_BYTES, VersionRecord
-from tdserve.server import inline_tasks
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.execution import inline_tasks
+from tdserve.server.execution.waiting import Waiters
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.session_limits import is_short
 from tdserve.server.sessions.traffic import Traffic
-from tdserve.server.waiting import Waiters
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 MIN_RELAYED_BYTES = 256 * 1024

@@ -8,10 +8,10 @@ from __future__ import annotations
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import StoreExistsError
 from tdserve.rules.catalog import StoreRecord
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.stores import Stores
-from tdserve.store.catalog_db import Transaction
-from tdserve.structure.tree import Spec
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.store.database.catalog_db import Transaction
+from tdserve.structure.trees.tree import Spec
 
 _NO_SESSION = -1
 """Owner of these stores: they end with their last publisher, not with a session."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tdserve.rules.weights import UnfinishedVersion
-from tdserve.server.opened_store import OpenedStore
-from tdserve.store.version_names import SUFFIX, discard, give_number, make_unfinished_name, retire
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.store.weights.version_names import SUFFIX, discard, give_number, make_unfinished_name, retire
 
 
 def make_path(store: OpenedStore, version: int) -> Path:

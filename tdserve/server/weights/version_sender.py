@@ -6,20 +6,26 @@ from pathlib import Path
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.rules.weights import MIN_COMPARED_BYTES, VersionRecord
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.catalog.stores import Stores
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.specs import get_message
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import VersionToSend
 from tdserve.server.sessions.traffic import Traffic
-from tdserve.server.specs import get_message
-from tdserve.server.stores import Stores
 from tdserve.server.weights.checksums import Checksums
 from tdserve.server.weights.relays import Relays
 from tdserve.server.weights.small_versions import SmallVersions
 from tdserve.server.weights.version_files import make_path
-from tdserve.server.workers import DataWorker
-from tdserve.structure.dtypes import NAMES
-from tdserve.structure.tree import Spec
-from tdserve.structure.version_subset import FLOATING, convert_floats, decode_numbers, encode_numbers, select_leaves
+from tdserve.structure.trees.dtypes import NAMES
+from tdserve.structure.trees.tree import Spec
+from tdserve.structure.trees.version_subset import (
+    FLOATING,
+    convert_floats,
+    decode_numbers,
+    encode_numbers,
+    select_leaves,
+)
 from tdserve.v1 import control_pb2, worker_pb2
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
-from tdserve.structure.changes import move_to_cpu, rename_dims, set_locks
-from tdserve.structure.nodes import Node, Path, TensorLeaf, ValueLeaf, is_marked
 from tdserve.structure.stacks.elements import Note, flatten_elements, is_by_rows, nest_list, unbind
 from tdserve.structure.stacks.restacking import group_parts
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees.changes import move_to_cpu, rename_dims, set_locks
+from tdserve.structure.trees.nodes import Node, Path, TensorLeaf, ValueLeaf, is_marked
+from tdserve.structure.trees.tree import Spec
 
 Look = Callable[[Any, tuple[int, ...]], Node]
 """Captures a member by itself; the dimensions that number its elements are given."""

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tdserve.structure.changes import rebatch
-from tdserve.structure.nodes import (
+from tdserve.structure.tensors.torch_types import to_indexable
+from tdserve.structure.trees.changes import rebatch
+from tdserve.structure.trees.nodes import (
     PACKED,
     DimNames,
     Entry,
@@ -21,7 +22,6 @@ from tdserve.structure.nodes import (
     has_nothing,
     is_marked,
 )
-from tdserve.structure.torch_types import to_indexable
 
 
 class CapturedPart(NamedTuple):

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TypedTensorDict, is_tensorclass
 
-from tdserve.structure.changes import set_locks
-from tdserve.structure.instances import find_content, make_instance
-from tdserve.structure.nodes import PACKED, Form, Node, Ragged, TensorLeaf, ValueLeaf
-from tdserve.structure.pieces import Jagged, Pieces, split_jagged
 from tdserve.structure.stacks.common_structure import CapturedPart
 from tdserve.structure.tensordict_private import get_set_fields, make_value, new_tensordict, stored_fields
-from tdserve.structure.torch_types import from_torch
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.tensordicts.instances import find_content, make_instance
+from tdserve.structure.tensors.pieces import Jagged, Pieces, split_jagged
+from tdserve.structure.tensors.torch_types import from_torch
+from tdserve.structure.trees.changes import set_locks
+from tdserve.structure.trees.nodes import PACKED, Form, Node, Ragged, TensorLeaf, ValueLeaf
+from tdserve.structure.trees.tree import Path, Spec
 from tdserve.values.supported import ATOMS
 from tdserve.values.value_codec import is_same
 

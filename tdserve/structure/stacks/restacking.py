@@ -20,10 +20,10 @@ from tensordict import (
     is_tensorclass,
 )
 
-from tdserve.structure.instances import find_content, make_instance
 from tdserve.structure.stacks.elements import make_single_value, unbind, unwrap
 from tdserve.structure.tensordict_private import entries_of, get_set_fields, is_value_class, new_tensordict
-from tdserve.structure.torch_types import to_indexable
+from tdserve.structure.tensordicts.instances import find_content, make_instance
+from tdserve.structure.tensors.torch_types import to_indexable
 from tdserve.values.value_codec import is_same
 
 Names = tuple[str | None, ...]

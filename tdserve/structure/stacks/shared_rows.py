@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, is_tensor_collection
 
-from tdserve.structure.instances import strip_wrappers
-from tdserve.structure.nodes import Path
-from tdserve.structure.plain_tensors import is_dense
 from tdserve.structure.tensordict_private import entries_of, is_value_class
+from tdserve.structure.tensordicts.instances import strip_wrappers
+from tdserve.structure.tensors.plain_tensors import is_dense
+from tdserve.structure.trees.nodes import Path
 
 
 def find_shared(stack: LazyStackedTensorDict, path: Path) -> Path | None:

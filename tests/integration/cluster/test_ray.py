@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, RootInUseError
-from tdserve.store.root import Root
+from tdserve.store.roots.root import Root
 from tests.integration.cluster.names import next_name
 from tests.integration.crashing import Writer
 from tests.processes import START_TIMEOUT_S, wait_for

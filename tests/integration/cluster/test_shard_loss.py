@@ -17,7 +17,7 @@ import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ConnectError, DeadlineExceededError, StoreMovedError
 from tdserve.base.ids import make_uid
-from tdserve.client.session.catalog_client import CatalogClient
+from tdserve.client.session.catalog.catalog_client import CatalogClient
 from tests.integration.cluster.losing import fill_each, join_addresses, rows
 from tests.integration.cluster.moving import release_only
 from tests.integration.cluster.names import name_owned_by, next_name

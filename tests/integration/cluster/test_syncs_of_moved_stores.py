@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.store.checked_json import encode_checked
-from tdserve.store.watermark import FILE_NAME as SYNCED_FILE
+from tdserve.store.disk.checked_json import encode_checked
+from tdserve.store.durability.watermark import FILE_NAME as SYNCED_FILE
 from tests.integration.cluster.names import name_owned_by
 from tests.processes import quiet_port, wait_for
 

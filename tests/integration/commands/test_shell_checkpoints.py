@@ -14,7 +14,7 @@ import tdserve
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, RootInUseError, StoreExistsError
 from tdserve.cli.exit_codes import EXIT_CODES, FAILED
 from tdserve.cli.main import main
-from tdserve.store.root import Root
+from tdserve.store.roots.root import Root
 from tests.integration.shell import Shell
 from tests.processes import REPOSITORY, wait_for
 

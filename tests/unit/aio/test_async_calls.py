@@ -13,7 +13,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.aio.async_calls import Calls
 from tdserve.aio.async_handles import AsyncTaken
-from tdserve.client.session.call_deadline import get_call_deadline
+from tdserve.client.session.calls.call_deadline import get_call_deadline
 from tests.processes import wait_for
 from tests.roots import make_quick_root
 

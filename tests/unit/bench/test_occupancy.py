@@ -13,7 +13,7 @@ from tdserve.bench.occupancy_model import DESCRIPTORS_OF_PROCESS, MEMORY_OF_MACH
 from tdserve.bench.occupancy_report import show_occupancy
 from tdserve.bench.stage import Stage
 from tdserve.bench.workloads.occupancy import measure_occupancy
-from tdserve.store.catalog_db import MAX_CATALOG_BYTES
+from tdserve.store.database.catalog_db import MAX_CATALOG_BYTES
 
 
 def make_figure(kind: str, **changed: float) -> Figure:

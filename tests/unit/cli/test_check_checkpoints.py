@@ -10,8 +10,8 @@ import pytest
 from tdserve.cli.exit_codes import DAMAGED
 from tdserve.cli.main import main
 from tdserve.client.moves.manifest import ArchivedFile, ArchivedStore, Checkpoint, make_id, save, write_block
-from tdserve.store.archive import open_archive
-from tdserve.store.moved_files import compute_digest
+from tdserve.store.roots.archive import open_archive
+from tdserve.store.roots.moved_files import compute_digest
 
 OLD, NEW = b"content of before", b"content of now"
 IDS = [make_id(float(number), "ab" * 16) for number in range(3)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.cli.main import main
-from tdserve.store.root import Root
+from tdserve.store.roots.root import Root
 from tests.roots import make_quick_root
 from tests.stored_root.unpacking import unpack_root
 

@@ -8,7 +8,7 @@ from tdserve.cli.figure_facts import describe_figures
 from tdserve.cli.hidden_figures import OF_WHOLE_SERVER, mark_hidden
 from tdserve.cli.info import make_fact_rows
 from tdserve.cli.server_figures import ServerFigures
-from tdserve.client.session.message_facts import convert_stats
+from tdserve.client.session.catalog.message_facts import convert_stats
 from tdserve.v1 import control_pb2
 
 

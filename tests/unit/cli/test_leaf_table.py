@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tdserve.cli.leaf_table import print_leaves, print_tree
-from tdserve.client.session.structure_leaves import describe_leaves
-from tdserve.structure.nodes import Node, TensorLeaf, ValueLeaf
-from tdserve.structure.tree import Spec
+from tdserve.client.session.catalog.structure_leaves import describe_leaves
+from tdserve.structure.trees.nodes import Node, TensorLeaf, ValueLeaf
+from tdserve.structure.trees.tree import Spec
 
 OBS = TensorLeaf("float32", (10, 84))
 NEXT = Node((10,), None, None, None, (("obs", OBS), ("text\x1b[2J", ValueLeaf((10,), per_row=True))))

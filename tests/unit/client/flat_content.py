@@ -11,7 +11,7 @@ from tdserve.client.content.read_content import Content
 from tdserve.client.content.received import Received
 from tdserve.client.content.value_blocks import decode_values, encode_values
 from tdserve.messages.content import ReadStatus, make_rows_layout
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.v1 import control_pb2
 
 

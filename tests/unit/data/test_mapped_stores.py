@@ -16,7 +16,7 @@ from tdserve.base.errors import (
 )
 from tdserve.data.mapped_stores import OpenStores
 from tdserve.messages.layout import Layout
-from tdserve.store.objects import ObjectColumn, Objects
+from tdserve.store.values.objects import ObjectColumn, Objects
 from tdserve.v1 import worker_pb2
 from tests.unit.worker.peer import UID, StoredTensorDict
 

@@ -13,7 +13,7 @@ from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.rows_source import make_rows_source
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY, make_rows_layout
 from tdserve.messages.layout import Layout
-from tdserve.rules.replay.shared_numbers import FoundRows
+from tdserve.rules.replay.allocation.shared_numbers import FoundRows
 from tdserve.transport.sources_sinks import RowBuffers
 from tests.unit.worker.peer import StoredTensorDict
 

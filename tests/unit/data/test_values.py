@@ -13,9 +13,9 @@ from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.data.values import drop_values, move_values, put_values, read_block, read_values
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse
-from tdserve.store.objects import ObjectColumn
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.store.values.objects import ObjectColumn
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import content_pb2, worker_pb2
 from tdserve.values.value_columns import JoinedValues, ValueColumn, decode_block, encode_block
 from tests.unit.worker.peer import StoredTensorDict

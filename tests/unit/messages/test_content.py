@@ -20,7 +20,7 @@ from tdserve.messages.content import (
 )
 from tdserve.messages.layout import MAX_MESSAGE_BYTES
 from tdserve.messages.selection.selection import parse
-from tdserve.structure.tree import Node, Spec, TensorLeaf, ValueLeaf
+from tdserve.structure.trees.tree import Node, Spec, TensorLeaf, ValueLeaf
 
 NESTED = Node((4, 5), None, None, None, (("c", TensorLeaf("int8", (4, 5))),))
 SPEC = Spec(

@@ -14,10 +14,10 @@ from tdserve.messages.layout import (
     Trailing,
     align,
 )
-from tdserve.store.version_format import list_leaf_places
-from tdserve.structure import codec
-from tdserve.structure.dtypes import ITEMSIZE
-from tdserve.structure.tree import Entry, Node, Spec, TensorLeaf
+from tdserve.store.weights.version_format import list_leaf_places
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.dtypes import ITEMSIZE
+from tdserve.structure.trees.tree import Entry, Node, Spec, TensorLeaf
 from tdserve.v1 import spec_pb2
 
 dtypes = st.sampled_from(sorted(ITEMSIZE))

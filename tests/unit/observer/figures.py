@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from tdserve.base.call_times import NUM_BUCKETS
 from tdserve.base.errors import ConnectError, UnauthenticatedError
-from tdserve.client.session.description import StoreDescription, from_message
+from tdserve.client.session.catalog.description import StoreDescription, from_message
 from tdserve.observer.app import make_app
 from tdserve.observer.snapshots import Snapshots
 from tdserve.observer.viewers import Viewer, Viewers

@@ -19,10 +19,10 @@ from tdserve.rules.catalog import (
 )
 from tdserve.rules.placement import PlacementRecord
 from tdserve.rules.replay.limiter import MinSize
-from tdserve.rules.replay.prioritized import Prioritized
-from tdserve.rules.replay.sampler import Uniform
+from tdserve.rules.replay.samplers.prioritized import Prioritized
+from tdserve.rules.replay.samplers.sampler import Uniform
 from tdserve.rules.replay.settings import Settings
-from tdserve.store.adopted import is_within
+from tdserve.store.rows.adopted import is_within
 
 
 def _record(name: str = "frames", **changed: Any) -> StoreRecord:

@@ -9,10 +9,10 @@ import pytest
 
 from tdserve.base.errors import EndOfStreamError
 from tdserve.rules.replay.limiter import MinSize
-from tdserve.rules.replay.prioritized import Prioritized
-from tdserve.rules.replay.sampler import Uniform
+from tdserve.rules.replay.samplers.prioritized import Prioritized
+from tdserve.rules.replay.samplers.sampler import Uniform
+from tdserve.rules.replay.samplers.without_replacement import WithoutReplacement
 from tdserve.rules.replay.settings import Settings
-from tdserve.rules.replay.without_replacement import WithoutReplacement
 from tdserve.rules.shard_division import (
     KnownMasses,
     ShardMass,

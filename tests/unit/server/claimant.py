@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tdserve.client.local.local_writes import fill_rows
 from tdserve.data.places import Places
-from tdserve.rules.replay.reservation import Reservation
-from tdserve.server.opened_store import OpenedStore
+from tdserve.rules.replay.allocation.reservation import Reservation
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.tables.claiming import Claiming
-from tdserve.store.claim_file import ClaimedRows, ClaimFile
-from tdserve.structure.capture import capture
+from tdserve.store.rows.claim_file import ClaimedRows, ClaimFile
+from tdserve.structure.captures.capture import capture
 from tdserve.v1 import control_pb2
 from tests.unit.server.local_peer import LocalPeer, mapped
 from tests.unit.server.replaying import rows

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.worker_arguments import WorkerArguments
-from tdserve.server.requests import Requests
+from tdserve.server.dispatch.requests import Requests
+from tdserve.server.processes.worker_processes import WorkerProcesses
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.tables.claiming import Claiming
-from tdserve.server.worker_processes import WorkerProcesses
-from tdserve.server.workers import DataWorker
 from tests.unit.server.world import Loop, World
 
 

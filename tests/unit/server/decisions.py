@@ -24,13 +24,13 @@ from tdserve.client.local.local_writes import put_selection
 from tdserve.data.values import read_columns
 from tdserve.messages.selection.selection import parse
 from tdserve.rules.replay.settings import Settings
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.processes.workers import DataWorker, drop_store
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.workers import DataWorker, drop_store
-from tdserve.store import catalog_db
-from tdserve.store.faults import lmdb_faults
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.store.database import catalog_db
+from tdserve.store.disk.faults import lmdb_faults
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tests.unit.server import replaying
 from tests.unit.server.local_peer import LocalPeer, mapped

@@ -18,11 +18,11 @@ from tdserve.control.servicer import SessionConnection
 from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.server.movers.split_mover import make_local_mover
 from tdserve.server.movers.worker_mover import WorkerMover
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.worker_spec_cache import WorkerSpecCache
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import Invitation, LocalClient
-from tdserve.server.worker_spec_cache import WorkerSpecCache
-from tdserve.store.session_locks import SessionLock
+from tdserve.store.exchange.session_locks import SessionLock
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import INLINE_BYTES, Outbox, World
 

@@ -13,7 +13,7 @@ from tdserve.messages.content import make_rows_layout
 from tdserve.messages.row_numbers import decode_rows, encode_rows
 from tdserve.messages.selection.selection import parse
 from tdserve.rules.replay.settings import Settings
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of

@@ -22,10 +22,10 @@ from tdserve.control.servicer import SessionConnection
 from tdserve.control.status import decode_failure
 from tdserve.server import control_process
 from tdserve.server.control_process import ControlProcess
-from tdserve.server.workers import DataWorker
-from tdserve.store.root import Root
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.server.processes.workers import DataWorker
+from tdserve.store.roots.root import Root
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.world import Loop, Outbox, outside
 

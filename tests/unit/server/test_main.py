@@ -15,7 +15,7 @@ from tdserve.base.config import ServerConfig
 from tdserve.base.errors import InvalidRequestError, RootInUseError
 from tdserve.server.server_process import main, run
 from tdserve.server.start_lines import FAILED_PREFIX, READY_PREFIX
-from tdserve.store.root import Root
+from tdserve.store.roots.root import Root
 from tests.processes import START_TIMEOUT_S, children_of
 
 WATCHED_START = """

@@ -22,17 +22,17 @@ from tdserve.messages.content import write_layout
 from tdserve.messages.layout import Layout
 from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.settings import Settings
+from tdserve.server.dispatch.requests import Requests
+from tdserve.server.dispatch.services import assemble
 from tdserve.server.movers.worker_mover import WorkerMover
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.recovery.process_watch import ProcessWatch
-from tdserve.server.requests import Requests
-from tdserve.server.services import assemble
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.workers import DataWorker
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.root import Root
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.store.roots.root import Root
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.transport.sources_sinks import FlatBuffer, JoinedSource
 from tdserve.transport.stream import pack, unpack
 from tdserve.v1 import control_pb2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tdserve.store.version_locks import lock_exclusively
+from tdserve.store.weights.version_locks import lock_exclusively
 
 
 def is_locked(path: Path) -> bool:

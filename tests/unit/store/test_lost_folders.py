@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import CorruptDataError
-from tdserve.store.objects import Objects
-from tdserve.store.spools import SpoolWriter
-from tdserve.store.staging import Staging
+from tdserve.store.exchange.spools import SpoolWriter
+from tdserve.store.exchange.staging import Staging
+from tdserve.store.values.objects import Objects
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import tdserve
 
 pytest.importorskip("torchrl")
 
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.torchrl.table_rows import complete_rows, from_table, iter_parts, split_sample, to_batch
 
 

@@ -7,7 +7,7 @@ from tensordict import TensorDict
 
 from tdserve.messages.content import cut_values
 from tdserve.messages.layout import Layout
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.transport.appended import BytesEnd, SinkBehind, SourceBehind
 from tdserve.transport.sources_sinks import FlatBuffer, LeafBuffers
 from tdserve.transport.stream import pack, unpack

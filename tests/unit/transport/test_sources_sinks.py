@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, LeafPart, Message, Trailing as Column
-from tdserve.structure.tree import Node, Spec, TensorLeaf
+from tdserve.structure.trees.tree import Node, Spec, TensorLeaf
 from tdserve.transport.sources_sinks import (
     FlatBuffer,
     IndexedSource,

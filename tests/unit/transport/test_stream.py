@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import DeadlineExceededError, PeerLostError
 from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, Message, Trailing
-from tdserve.structure.tree import Node, Spec, TensorLeaf
+from tdserve.structure.trees.tree import Node, Spec, TensorLeaf
 from tdserve.transport.channel import PerMessage, Work
 from tdserve.transport.copy_ahead import MIN_APART_BYTES
 from tdserve.transport.loopback import LoopbackChannel

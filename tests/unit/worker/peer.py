@@ -17,12 +17,12 @@ from tdserve.base.errors import TDServeError
 from tdserve.control.status import decode_failure
 from tdserve.data.mapped_stores import OpenStores
 from tdserve.messages.row_numbers import encode_rows
-from tdserve.store import leaf_folders
-from tdserve.store.generations import FILE_NAME, Generations
-from tdserve.store.mapping import open_leaves
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
-from tdserve.structure.tree import Spec
+from tdserve.store.rows import leaf_folders
+from tdserve.store.rows.generations import FILE_NAME, Generations
+from tdserve.store.rows.mapping import open_leaves
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.tree import Spec
 from tdserve.transport.gloo import CLIENT_RANK, GlooChannel
 from tdserve.transport.message_channel import MessageChannel
 from tdserve.transport.pool import BufferPool

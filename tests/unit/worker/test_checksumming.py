@@ -14,10 +14,10 @@ from tensordict import TensorDict
 from tdserve.base.errors import CorruptDataError
 from tdserve.control.status import decode_failure
 from tdserve.data.mapped_stores import OpenStores
-from tdserve.store.version_checksums import compute_leaf_checksum
-from tdserve.store.versions import VersionFile
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.store.weights.version_checksums import compute_leaf_checksum
+from tdserve.store.weights.versions import VersionFile
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import worker_pb2
 from tdserve.worker.checksumming import MAX_PAUSE_S, Checksumming
 from tests.memory import count_bytes

@@ -10,9 +10,9 @@ import pytest
 from tdserve.base.errors import KeyNotFoundError
 from tdserve.data.stored_entries import decode_entries
 from tdserve.rules.kv.keyed_settings import KeyedSettings
-from tdserve.store import leaf_folders
-from tdserve.store.generations import FILE_NAME, Generations
-from tdserve.structure import codec
+from tdserve.store.rows import leaf_folders
+from tdserve.store.rows.generations import FILE_NAME, Generations
+from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.values.value_columns import ValueColumn, encode_block
 from tdserve.worker.entry_orders import MAX_QUICK_BYTES, change_entries, is_small_change, list_entries, send_entries

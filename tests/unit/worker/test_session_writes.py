@@ -16,7 +16,7 @@ from tdserve.control.status import decode_failure
 from tdserve.messages.content import write_layout
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.rules.tags import make_tag
-from tdserve.store.claim_file import FOLDER, LOST, ClaimFile
+from tdserve.store.rows.claim_file import FOLDER, LOST, ClaimFile
 from tdserve.transport.message_channel import MessageChannel
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tdserve.worker.worker_claims import MAX_WAIT_S

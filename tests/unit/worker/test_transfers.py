@@ -9,8 +9,8 @@ from tensordict import TensorDict
 from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError
 from tdserve.messages.content import MIN_SENT_VALUES_BYTES, check_inline
 from tdserve.messages.layout import MAX_MESSAGE_BYTES, Layout
-from tdserve.store.spools import read_spooled
-from tdserve.structure.capture import capture
+from tdserve.store.exchange.spools import read_spooled
+from tdserve.structure.captures.capture import capture
 from tdserve.transport.sources_sinks import LeafBuffers, view_bytes
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2, worker_pb2

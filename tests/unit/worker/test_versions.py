@@ -9,11 +9,11 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import CorruptDataError, RemoteProtocolError
 from tdserve.messages.content import read_layout, write_layout
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
-from tdserve.structure.dtypes import WIRE
-from tdserve.structure.torch_types import to_torch
-from tdserve.structure.version_subset import convert_floats, encode_numbers, select_leaves
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.tensors.torch_types import to_torch
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.dtypes import WIRE
+from tdserve.structure.trees.version_subset import convert_floats, encode_numbers, select_leaves
 from tdserve.transport.sources_sinks import LeafBuffers
 from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import control_pb2, worker_pb2

@@ -10,7 +10,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.client.cluster.key_shards import KeyShards
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 
 NUM_SHARDS = 1 << 20
 """So many that two values hardly have the same one."""

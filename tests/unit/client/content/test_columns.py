@@ -10,10 +10,10 @@ from tdserve.client.content import received
 from tdserve.client.content.received import Received, make_views
 from tdserve.messages.content import ReadStatus, read_layout
 from tdserve.messages.layout import Layout
-from tdserve.structure.capture import capture
-from tdserve.structure.dtypes import ITEMSIZE
-from tdserve.structure.torch_types import to_torch
-from tdserve.structure.tree import Node, Spec, TensorLeaf
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.tensors.torch_types import to_torch
+from tdserve.structure.trees.dtypes import ITEMSIZE
+from tdserve.structure.trees.tree import Node, Spec, TensorLeaf
 from tdserve.transport.pool import BufferPool
 from tests.unit.client.flat_content import status
 

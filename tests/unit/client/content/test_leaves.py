@@ -6,7 +6,7 @@ from tensordict import TensorDict
 
 from tdserve.client.content.leaves import make_leaves
 from tdserve.messages.content import read_layout, write_layout
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 
 PLAIN = TensorDict({"large": torch.arange(50_000.0).view(2, -1), "n": {"small": torch.arange(2)}}, [2])
 

@@ -10,8 +10,8 @@ from tensordict import TensorDict, lazy_stack, pad_sequence
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.client.content.padding import pad_ragged
-from tdserve.structure.build import build
-from tdserve.structure.capture import capture
+from tdserve.structure.building.build import build
+from tdserve.structure.captures.capture import capture
 from tests.ragged import CASES, check_same, jagged, strided, turns
 
 

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from tdserve.client.content.leaves import ReadEnd
 from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout
-from tdserve.structure.tree import Node, Spec, TensorLeaf
+from tdserve.structure.trees.tree import Node, Spec, TensorLeaf
 from tdserve.transport.sources_sinks import FlatBuffer
 
 

@@ -11,7 +11,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.client.content.ragged_values import describe_value, split_entries, split_tensors
-from tdserve.structure.nodes import Form, Ragged
+from tdserve.structure.trees.nodes import Form, Ragged
 from tests.ragged import jagged, strided
 
 TOKENS = Ragged(Form.JAGGED, "int64", (-1,))

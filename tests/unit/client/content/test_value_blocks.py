@@ -16,10 +16,10 @@ from tdserve.client.content.value_blocks import (
     encode_parts,
     encode_values,
 )
-from tdserve.structure.build import build
-from tdserve.structure.capture import Captured, capture
-from tdserve.structure.stacks.deferred import Deferred
-from tdserve.structure.tree import Node, Spec, ValueLeaf
+from tdserve.structure.building.build import build
+from tdserve.structure.building.deferred import Deferred
+from tdserve.structure.captures.capture import Captured, capture
+from tdserve.structure.trees.tree import Node, Spec, ValueLeaf
 from tdserve.values.value_codec import decode_many
 from tdserve.values.value_columns import decode_block
 from tests.ragged import CASES, check_same, jagged, turns

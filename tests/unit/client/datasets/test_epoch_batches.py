@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError
 from tdserve.client.datasets.epoch_batches import CHUNK_ROWS, EpochBatches, EpochPlan
-from tdserve.rules.replay.epochs import EncipheredOrder, NumberOrder
+from tdserve.rules.replay.samplers.epochs import EncipheredOrder, NumberOrder
 from tests.processes import wait_for
 
 

@@ -16,8 +16,8 @@ from tdserve.client.groups.agreement import (
 )
 from tdserve.client.groups.member_parts import compute_fingerprint
 from tdserve.control.status import decode_failure, encode_failure
-from tdserve.structure.capture import capture
-from tdserve.structure.tree import Spec, check_matches
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees.tree import Spec, check_matches
 from tdserve.transport.group_content import CallChannel
 from tdserve.v1 import group_pb2
 from tests.unit.transport.group_channels import open_channels

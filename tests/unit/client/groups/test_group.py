@@ -21,7 +21,7 @@ from tdserve.base.errors import (
     TransferAbortedError,
 )
 from tdserve.client.groups.group import Group
-from tdserve.client.session.pending import Pending
+from tdserve.client.session.requests.pending import Pending
 from tdserve.client.session.session import Session
 from tests.group_members import LARGE, SMALL, Team, content, number_in
 

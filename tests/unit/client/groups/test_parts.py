@@ -7,7 +7,7 @@ from tensordict import TensorDict, lazy_stack
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.groups.member_parts import GivenPart, TakenPart, compute_fingerprint, divide_messages
 from tdserve.client.groups.reducing import Reducing
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import copy_bytes
 from tests.group_members import LARGE, SMALL, content, number_in

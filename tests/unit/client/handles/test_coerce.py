@@ -8,9 +8,9 @@ from tensordict import NonTensorData, TensorDict, UnbatchedTensor, lazy_stack
 
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.handles.coerce import Manner, broadcast, coerce_value, is_none, is_number, is_unset_field
-from tdserve.structure.capture import capture
-from tdserve.structure.stacks.packing import pack, unpack
-from tdserve.structure.unbatched import to_value
+from tdserve.structure.building.packing import pack, unpack
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.captures.unbatched import to_value
 from tests.ragged import Turns, jagged, turns
 
 CHOSEN = capture(TensorDict({"a": torch.zeros(3, 2), "n": {"c": torch.zeros(3, dtype=torch.int64)}}, [3])).spec

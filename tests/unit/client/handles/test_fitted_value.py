@@ -11,8 +11,8 @@ from tensordict import NonTensorStack, TensorDict, lazy_stack, set_list_to_stack
 
 from tdserve.base.errors import SpecMismatchError
 from tdserve.client.handles.coerce import FittedValue, coerce_value
-from tdserve.structure.capture import capture
-from tdserve.structure.tree import Path
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees.tree import Path
 from tests.ragged import jagged, strided, turns
 
 

@@ -7,9 +7,9 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.client.handles.live_stores import StoreSource, expand_ellipsis, show_stored, with_live_leaves
-from tdserve.structure.capture import capture
-from tdserve.structure.entries import get_entry
-from tdserve.structure.live_values import LiveNonTensorData, LiveNonTensorStack
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.tensordicts.entries import get_entry
+from tdserve.structure.tensordicts.live_values import LiveNonTensorData, LiveNonTensorStack
 
 
 class LocalStore:

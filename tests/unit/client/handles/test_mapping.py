@@ -8,7 +8,7 @@ import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError, StoreNotFoundError
 from tdserve.client.handles.mapped_leaves import map_store
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"t": "text"}}, [3])
 SPEC = capture(TD).spec

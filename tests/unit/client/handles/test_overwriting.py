@@ -10,7 +10,7 @@ import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SelectionError, SpecMismatchError
 from tdserve.client.handles.overwriting import overwrite
-from tdserve.structure.tree import Path
+from tdserve.structure.trees.tree import Path
 from tdserve.v1 import control_pb2
 from tests.sameness import difference
 

@@ -11,9 +11,9 @@ import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError
 from tdserve.client.handles.schema_changes import alter, capture_addition, find_unknown, merge_captures, split
-from tdserve.structure.altering import Alteration, Renaming
-from tdserve.structure.capture import capture
-from tdserve.structure.tree import Spec
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees.altering import Alteration, Renaming
+from tdserve.structure.trees.tree import Spec
 
 TD = TensorDict({"a": torch.zeros(3), "n": TensorDict({"b": torch.zeros(3, 2)}, [3, 2]), "t": "text"}, [3])
 SPEC = capture(TD).spec

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.client.handles.skeletons import get_skeleton
-from tdserve.structure.capture import capture
-from tdserve.structure.tree import Spec
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees.tree import Spec
 from tests.tensordict_strategies import Inner, tensordicts
 
 

@@ -17,7 +17,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, DeadlineExceededError, TransferAbortedError, VersionConflictError
 from tdserve.client.kv import put_coalescer
 from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
-from tdserve.client.session.cancellation import Cancellation
+from tdserve.client.session.calls.cancellation import Cancellation
 from tdserve.client.transfers.write import write_early
 from tdserve.values.value_bundles import SplitColumn
 

@@ -20,7 +20,7 @@ from tdserve.base.errors import (
     SpecMismatchError,
 )
 from tdserve.client.kv.records import AnyRecords, LikeRecords, Records, make_records, wrap_tensor
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.values.value_bundles import SplitColumn
 from tests.sameness import difference
 from tests.tensordict_strategies import tensordicts

@@ -17,9 +17,9 @@ from tdserve.client.local import local_claim
 from tdserve.client.local.local_claim import LocalClaim
 from tdserve.client.local.local_writes import fill_rows
 from tdserve.client.session.session import Session
-from tdserve.store import session_locks
-from tdserve.store.claim_file import FOLDER, ClaimFile
-from tdserve.structure.capture import Captured, capture
+from tdserve.store.exchange import session_locks
+from tdserve.store.rows.claim_file import FOLDER, ClaimFile
+from tdserve.structure.captures.capture import Captured, capture
 from tdserve.v1 import control_pb2
 from tests.processes import wait_for
 

@@ -28,9 +28,9 @@ from tdserve.client.local.end import LocalEnd
 from tdserve.client.local.root_files import FileAccess, SeenFiles
 from tdserve.client.session.session import Session
 from tdserve.control.local import SOCKET_NAME
-from tdserve.store.generations import FILE_NAME
-from tdserve.store.session_locks import SessionLock, is_held
-from tdserve.structure.capture import capture
+from tdserve.store.exchange.session_locks import SessionLock, is_held
+from tdserve.store.rows.generations import FILE_NAME
+from tdserve.structure.captures.capture import capture
 from tdserve.v1 import control_pb2
 from tests.processes import maps_file, wait_for
 from tests.unit.worker.peer import UID, StoredTensorDict

@@ -27,10 +27,10 @@ from tdserve.data.mapped_stores import MappedStore
 from tdserve.data.read_plans import plan_selection
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY, SLICE_END_KEY, read_layout
 from tdserve.messages.selection.selection import parse
-from tdserve.rules.replay.shared_numbers import FoundRows
-from tdserve.store.generations import sum_generations
-from tdserve.structure.capture import capture
-from tdserve.structure.tree import Path as KeyPath
+from tdserve.rules.replay.allocation.shared_numbers import FoundRows
+from tdserve.store.rows.generations import sum_generations
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees.tree import Path as KeyPath
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2
 from tests.unit.worker.peer import UID, StoredTensorDict

@@ -16,8 +16,8 @@ from tdserve.client.local.root_files import SeenFiles
 from tdserve.data.mapped_stores import MappedStore, OpenStores
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse
-from tdserve.store.versions import VersionFile, retire
-from tdserve.structure.capture import capture
+from tdserve.store.weights.versions import VersionFile, retire
+from tdserve.structure.captures.capture import capture
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.worker.peer import StoredTensorDict
 

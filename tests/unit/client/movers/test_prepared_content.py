@@ -7,11 +7,11 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.client.content.received import make_views
-from tdserve.client.session.outgoing import Outgoing, WriteTarget
+from tdserve.client.session.requests.outgoing import Outgoing, WriteTarget
 from tdserve.client.session.session import Session
 from tdserve.messages.content import write_layout
 from tdserve.messages.layout import MAX_MESSAGE_BYTES
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.transport.sources_sinks import FlatBuffer
 from tdserve.transport.stream import unpack
 from tdserve.v1 import control_pb2

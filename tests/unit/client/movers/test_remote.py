@@ -9,8 +9,8 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import NotSupportedError, RemoteProtocolError
-from tdserve.client.session.client_mover import ClientMover
-from tdserve.structure.capture import capture
+from tdserve.client.session.requests.client_mover import ClientMover
+from tdserve.structure.captures.capture import capture
 from tdserve.v1 import control_pb2
 
 SPEC = capture(TensorDict({"a": torch.zeros(3)}, [3])).spec

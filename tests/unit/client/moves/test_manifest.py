@@ -22,8 +22,8 @@ from tdserve.client.moves.manifest import (
     write_block,
 )
 from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
-from tdserve.store.archive import Archive, open_archive
-from tdserve.store.moved_files import compute_digest
+from tdserve.store.roots.archive import Archive, open_archive
+from tdserve.store.roots.moved_files import compute_digest
 from tdserve.v1 import control_pb2
 
 

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from tdserve.client.relays.kept_version import KeptVersion
 from tdserve.client.relays.relay import SessionRelays
 from tdserve.messages.content import ReadStatus, make_status_column, read_layout
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2
 from tests.gloo_secret import SECRET

@@ -10,8 +10,8 @@ from tensordict import TensorDict
 from tdserve.base.errors import PeerLostError
 from tdserve.client.relays.kept_version import KeptVersion, compute_checksums
 from tdserve.messages.content import read_layout
-from tdserve.store.version_checksums import DTYPE, compute_leaf_checksum
-from tdserve.structure.capture import capture
+from tdserve.store.weights.version_checksums import DTYPE, compute_leaf_checksum
+from tdserve.structure.captures.capture import capture
 
 TD = TensorDict({"b": torch.arange(300_000), "a": torch.tensor([1.5]), "c": torch.arange(7, dtype=torch.uint8)}, [])
 SPEC = capture(TD).spec

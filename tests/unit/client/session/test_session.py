@@ -25,12 +25,12 @@ from tdserve.base.errors import (
     TransferAbortedError,
     TransportError,
 )
-from tdserve.client.session import abandoned_requests
-from tdserve.client.session.request_numbers import RequestNumbers
+from tdserve.client.session.requests import abandoned_requests
+from tdserve.client.session.requests.request_numbers import RequestNumbers
 from tdserve.client.session.session import Session
 from tdserve.client.transfers import download
 from tdserve.control.connection import ControlConnection
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.transport import gloo
 from tdserve.transport.proven import close_pairs
 from tdserve.v1 import content_pb2, control_pb2

@@ -16,7 +16,7 @@ from tdserve.base.errors import (
     StoreMovedError,
     StoreNotFoundError,
 )
-from tdserve.client.session.request_numbers import MAX_WRITES_UNDER_WAY
+from tdserve.client.session.requests.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 

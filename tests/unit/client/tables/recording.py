@@ -15,8 +15,8 @@ from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.client.tables.row_buffer import NO_PRIORITY
 from tdserve.client.tables.row_sender import RowSender
 from tdserve.rules.replay.settings import Settings
-from tdserve.structure.build import build
-from tdserve.structure.capture import Captured, capture
+from tdserve.structure.building.build import build
+from tdserve.structure.captures.capture import Captured, capture
 
 WAIT_S = 20.0
 

@@ -9,11 +9,11 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.deadline import Deadline
-from tdserve.client.session.outgoing import WriteTarget
+from tdserve.client.session.requests.outgoing import WriteTarget
 from tdserve.client.tables.claim_policy import AHEAD, AHEAD_ROWS, ClaimPolicy, ClaimRequest
-from tdserve.rules.replay.claim_pacing import FIRST_CLAIM_EXTENDS, MIN_EXTENDS
+from tdserve.rules.replay.allocation.claim_pacing import FIRST_CLAIM_EXTENDS, MIN_EXTENDS
 from tdserve.rules.replay.settings import Settings
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.v1 import control_pb2
 from tests.integration.local_roles import find_num_claimed
 

@@ -7,9 +7,9 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack
 
 from tdserve.client.tables.destack import destack
-from tdserve.structure.capture import capture
-from tdserve.structure.declaring import declare_ragged
-from tdserve.structure.tree import Spec
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.captures.declaring import declare_ragged
+from tdserve.structure.trees.tree import Spec
 from tests.sameness import assert_same
 
 

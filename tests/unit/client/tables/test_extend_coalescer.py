@@ -16,8 +16,8 @@ import tdserve
 from tdserve.base.config import DEFAULT_INLINE_BYTES
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, PeerLostError, TransferAbortedError
-from tdserve.client.session.background_calls import MAX_THREADS
-from tdserve.client.session.cancellation import Cancellation
+from tdserve.client.session.calls.background_calls import MAX_THREADS
+from tdserve.client.session.calls.cancellation import Cancellation
 from tdserve.client.session.session import Session
 from tdserve.client.tables import extend_coalescer
 from tdserve.client.tables.replay import ReplayHandle

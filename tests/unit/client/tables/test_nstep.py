@@ -9,8 +9,8 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.client.tables.nstep import NStep
-from tdserve.structure.capture import capture
-from tdserve.structure.rows import RowReader
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.captures.rows import RowReader
 
 Trajectory = list[tuple[float, bool]]
 """Reward and done of each step."""

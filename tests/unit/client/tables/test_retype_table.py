@@ -10,7 +10,7 @@ from tensordict import TensorDict, lazy_stack
 
 import tdserve
 from tdserve.client.tables.retype_table import find_current_description, retype, was_densified
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tests.ragged import check_same, jagged, rows, split_turns, strided, turns
 
 BATCHES: dict[str, Any] = {

@@ -11,10 +11,10 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.client.tables.row_buffer import NO_PRIORITY, NO_VERSION, Batch, Page, RowBuffer
-from tdserve.structure.build import build
-from tdserve.structure.capture import capture
-from tdserve.structure.rows import RowReader, RowSlots
-from tdserve.structure.tree import check_matches
+from tdserve.structure.building.build import build
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.captures.rows import RowReader, RowSlots
+from tdserve.structure.trees.tree import check_matches
 from tests.sameness import same_value
 from tests.tensordict_strategies import tensordicts
 

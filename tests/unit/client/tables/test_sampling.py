@@ -14,7 +14,7 @@ import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, NotSupportedError, StoreNotFoundError, TransferAbortedError
 from tdserve.client.tables.sampling import Query, Sampled, ask, receive_sample, replace_torn
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tests.unit.client.flat_content import rows_content
 
 ANY = Query("any", capture(TensorDict({"a": torch.zeros(())}, [])).spec)

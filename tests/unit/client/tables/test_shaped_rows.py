@@ -11,7 +11,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 from tdserve.base.errors import InvalidRequestError
 from tdserve.client.content.padding import pad_built
 from tdserve.client.tables.shaped_rows import shape_rows
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 
 
 def shape(rows: Any, shape: tuple[int, ...] | None, pad: Any = None, *, is_array: bool = False) -> Any:

@@ -24,7 +24,7 @@ from tdserve.client.session import session_client
 from tdserve.client.tables import row_sender, writer
 from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.writer import ReplayWriter
-from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.samplers.prioritized import Prioritized
 from tdserve.rules.replay.settings import Settings
 from tests.processes import wait_for
 from tests.unit.client.tables.recording import WAIT_S, TimedTable, row

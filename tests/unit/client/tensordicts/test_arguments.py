@@ -20,7 +20,7 @@ from tdserve.client.tensordicts.memmap_arguments import (
     has_parameters,
     split_name,
 )
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 
 TD = TensorDict({"x": torch.zeros(2), "n": {"x": torch.zeros(2), "t": "text"}}, [2])
 SPEC = capture(TD).spec

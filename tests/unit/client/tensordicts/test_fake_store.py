@@ -13,8 +13,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from tdserve.base.errors import NotSupportedError
 from tdserve.client.content.fake_modes import find_fake_mode
 from tdserve.client.tensordicts.loading import imitate, is_imitation
-from tdserve.structure.capture import capture
-from tdserve.structure.tree import Path
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees.tree import Path
 
 JAGGED = TensorDict(
     {"j": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged), "x": torch.zeros(2)}, [2]

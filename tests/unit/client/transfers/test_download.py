@@ -11,7 +11,7 @@ from tdserve.client.content.leaves import Leaves
 from tdserve.client.datasets.worker_pool import WorkerPool
 from tdserve.client.transfers.download import receive_content
 from tdserve.messages.content import read_layout
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import LeafBuffers, view_bytes
 from tdserve.transport.stream import pack

@@ -13,7 +13,7 @@ from tdserve.client.transfers.read import finish_known_size
 from tdserve.messages.content import make_rows_layout
 from tdserve.messages.layout import Layout
 from tdserve.rules.tags import make_tag
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.v1 import control_pb2
 
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "b": torch.arange(3), "t": "text"}, [3])

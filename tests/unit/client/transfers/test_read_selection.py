@@ -13,7 +13,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError, TDServeError
 from tdserve.client.transfers.read_selection import read_selection
 from tdserve.messages.selection.selection import Selection, encode
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tests.processes import wait_for
 
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "b": torch.arange(3), "t": "text"}, [3])

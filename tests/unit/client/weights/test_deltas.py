@@ -16,10 +16,10 @@ from tdserve.client.weights import pulls
 from tdserve.client.weights.deltas import MAX_PLACES, HeldVersion, HeldVersions, PartialVersion
 from tdserve.client.weights.module_destination import ModuleDestination
 from tdserve.rules.weights import MIN_COMPARED_BYTES
-from tdserve.store.version_checksums import compute_leaf_checksum
-from tdserve.structure.capture import capture
-from tdserve.structure.tree import Spec
-from tdserve.structure.version_subset import encode_numbers
+from tdserve.store.weights.version_checksums import compute_leaf_checksum
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees.tree import Spec
+from tdserve.structure.trees.version_subset import encode_numbers
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2

@@ -18,9 +18,9 @@ from tdserve.client.local.local_writes import put_version
 from tdserve.client.local.root_files import SeenFiles
 from tdserve.client.weights.local_versions import map_version
 from tdserve.client.weights.version_part import VersionPart
-from tdserve.store.version_locks import lock_exclusively
-from tdserve.store.versions import retire
-from tdserve.structure.capture import capture
+from tdserve.store.weights.version_locks import lock_exclusively
+from tdserve.store.weights.versions import retire
+from tdserve.structure.captures.capture import capture
 from tdserve.v1 import control_pb2
 from tests.unit.store.locked import is_locked
 

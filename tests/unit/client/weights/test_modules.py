@@ -9,7 +9,7 @@ from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.client.content.read_content import Content
 from tdserve.client.weights.module_destination import ModuleDestination
 from tdserve.messages.content import read_layout
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 
 
 def policy(width: int = 4) -> nn.Module:

@@ -13,9 +13,9 @@ import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.client.weights.publication import MAX_KNOWN_SPECS, MIN_ANNOUNCED_LEAVES, Published
-from tdserve.server.specs import MIN_KEPT
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.structure.capture import capture
+from tdserve.server.open_store.specs import MIN_KEPT
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.structure.captures.capture import capture
 
 
 def test_publish_when_of_a_module_then_its_parameters_come_back(client: tdserve.Client, name: str) -> None:

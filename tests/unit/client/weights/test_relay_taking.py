@@ -12,7 +12,7 @@ from tdserve.client.content.received import Received
 from tdserve.client.relays import relay_link as links
 from tdserve.client.relays.kept_version import compute_checksums
 from tdserve.client.weights.relay_taking import LinkFailedError, receive_kept, take_relayed
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.sources_sinks import FlatBuffer
 from tdserve.transport.stream import start_send

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from tdserve.base.call_times import BOUNDS_S, NUM_BUCKETS
 from tdserve.observer.pages.page_figures import ShownRates, describe_session, describe_store, find_bound, list_tree
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.v1 import control_pb2
 
 

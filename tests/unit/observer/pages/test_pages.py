@@ -14,8 +14,8 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.observer.security_headers import POLICY
-from tdserve.structure.capture import capture
-from tdserve.structure.codec import encode
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees.codec import encode
 from tests.unit.observer.figures import RecordedServer, add_table, add_weights, call, make_application, make_figures
 
 EVIL = (

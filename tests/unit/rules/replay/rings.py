@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tdserve.rules.replay.reservation import Reservation
-from tdserve.rules.replay.ring import Ring
+from tdserve.rules.replay.allocation.reservation import Reservation
+from tdserve.rules.replay.allocation.ring import Ring
 
 
 def make_ring(capacity: int = 4) -> tuple[Ring, Any]:

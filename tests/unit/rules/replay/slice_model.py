@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.columns import RowColumns
-from tdserve.rules.replay.slices import Slices, SliceSelector
-from tdserve.rules.replay.trajectories import Trajectories
+from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.samplers.slices import Slices, SliceSelector
+from tdserve.rules.replay.samplers.trajectories import Trajectories
 
 
 def row_numbers(rows: Iterable[int]) -> Rows:

@@ -8,10 +8,10 @@ import numpy as np
 
 from tdserve.messages.row_numbers import Rows, sort_unique
 from tdserve.messages.row_sets import RowSet
+from tdserve.rules.replay.allocation.reservation import Reservation
 from tdserve.rules.replay.limiter import MinSize, Queue
-from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import Arrival, SamplePlan
-from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.samplers.order import Fifo
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tdserve.base.errors import EndOfStreamError
-from tdserve.rules.replay.conditions import PLAIN
-from tdserve.rules.replay.kept_draw import DrawTerms
+from tdserve.rules.replay.draws.kept_draw import DrawTerms
+from tdserve.rules.replay.eligibility.conditions import PLAIN
 from tdserve.rules.replay.rank_draws import RankDraw
 from tests.unit.rules.replay.tables import planned, rng, table_of, write
 

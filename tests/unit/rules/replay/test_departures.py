@@ -10,8 +10,8 @@ import pytest
 
 from tdserve.base.errors import SelectionError
 from tdserve.messages.row_sets import RowSet
-from tdserve.rules.replay.conditions import PLAIN
-from tdserve.rules.replay.kept_draw import DrawTerms
+from tdserve.rules.replay.draws.kept_draw import DrawTerms
+from tdserve.rules.replay.eligibility.conditions import PLAIN
 from tdserve.rules.replay.rank_draws import RankDraw
 from tdserve.rules.replay.table import Table
 from tests.unit.rules.replay.tables import clear, delete, numbers, planned, rng, small_table, table_of, write

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tdserve.rules.replay.conditions import OWN, PLAIN
-from tdserve.rules.replay.kept_draw import DrawTerms
-from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.draws.kept_draw import DrawTerms
+from tdserve.rules.replay.eligibility.conditions import OWN, PLAIN
 from tdserve.rules.replay.rank_draws import RankDraw
+from tdserve.rules.replay.samplers.order import Fifo
 from tdserve.rules.replay.table import Table
 from tests.unit.rules.replay.tables import give_back, planned, rng, table_of, write
 

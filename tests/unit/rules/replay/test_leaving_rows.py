@@ -8,13 +8,13 @@ import pytest
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.row_sets import RowSet
-from tdserve.rules.replay.conditions import SampleConditions
-from tdserve.rules.replay.kept_draw import DrawTerms
+from tdserve.rules.replay.draws.kept_draw import DrawTerms
+from tdserve.rules.replay.eligibility.conditions import SampleConditions
 from tdserve.rules.replay.limiter import MinSize, Queue
-from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.rank_draws import RankDraw
+from tdserve.rules.replay.samplers.order import Fifo
+from tdserve.rules.replay.samplers.slices import Slices
 from tdserve.rules.replay.settings import MAX_CONSUMERS, Settings
-from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.table import Table
 from tests.unit.rules.replay.tables import numbers, planned, rng, table_of, write
 

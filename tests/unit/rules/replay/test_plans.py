@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.conditions import PLAIN
+from tdserve.rules.replay.eligibility.conditions import PLAIN
 from tdserve.rules.replay.plans import (
     PLAIN_ARRIVAL,
     Arrival,

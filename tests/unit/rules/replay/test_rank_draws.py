@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.conditions import PLAIN, SampleConditions
-from tdserve.rules.replay.kept_draw import DrawTerms
+from tdserve.rules.replay.draws.kept_draw import DrawTerms
+from tdserve.rules.replay.eligibility.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.limiter import Queue, SampleToInsertRatio
-from tdserve.rules.replay.order import Fifo, Lifo
-from tdserve.rules.replay.prioritized import Prioritized
-from tdserve.rules.replay.priority_order import HighestPriority
 from tdserve.rules.replay.rank_draws import MAX_DRAWN_ROWS, RankDraw, plan_share
-from tdserve.rules.replay.slices import Slices
-from tdserve.rules.replay.without_replacement import WithoutReplacement
+from tdserve.rules.replay.samplers.order import Fifo, Lifo
+from tdserve.rules.replay.samplers.prioritized import Prioritized
+from tdserve.rules.replay.samplers.priority_order import HighestPriority
+from tdserve.rules.replay.samplers.slices import Slices
+from tdserve.rules.replay.samplers.without_replacement import WithoutReplacement
 from tests.unit.rules.replay.tables import delete, rng, table_of, write
 
 SAMPLERS: list[dict[str, Any]] = [

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tdserve.rules.replay import order
-from tdserve.rules.replay.columns import RowColumns
 from tdserve.rules.replay.remover import Fifo, LowestPriority, Remover
+from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.samplers import order
 
 
 def test_fifo_when_asked_for_an_evictor_then_the_ring_is_the_rule() -> None:

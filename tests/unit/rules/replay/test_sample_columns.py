@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from tdserve.messages.content import ADDED_DTYPES
-from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
+from tdserve.rules.replay.samplers.order import Fifo
+from tdserve.rules.replay.samplers.prioritized import Prioritized
+from tdserve.rules.replay.samplers.slices import Slices
 from tdserve.rules.replay.settings import Settings
-from tdserve.rules.replay.slices import Slices
 
 PRIORITIZED = ("priority", "probability", "priority_weight", "times_sampled")
 

@@ -7,13 +7,13 @@ import pytest
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.rules.replay.limiter import MinSize, Queue, SampleToInsertRatio
-from tdserve.rules.replay.order import Fifo, Lifo
-from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import HighestPriority, LowestPriority
-from tdserve.rules.replay.sampler import Uniform
+from tdserve.rules.replay.samplers.order import Fifo, Lifo
+from tdserve.rules.replay.samplers.prioritized import Prioritized
+from tdserve.rules.replay.samplers.sampler import Uniform
+from tdserve.rules.replay.samplers.slices import Slices
+from tdserve.rules.replay.samplers.without_replacement import WithoutReplacement
 from tdserve.rules.replay.settings import Settings, make_queue_settings
-from tdserve.rules.replay.slices import Slices
-from tdserve.rules.replay.without_replacement import WithoutReplacement
 
 EVERY_PART = [
     Settings(),

@@ -11,16 +11,16 @@ from tdserve.base.errors import (
     SelectionError,
     WrongStateError,
 )
-from tdserve.rules.replay.conditions import OWN, SampleConditions
+from tdserve.rules.replay.allocation.reservation import Reservation
+from tdserve.rules.replay.eligibility.conditions import OWN, SampleConditions
 from tdserve.rules.replay.limiter import MinSize, Queue, SampleToInsertRatio
-from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
-from tdserve.rules.replay.reservation import Reservation
+from tdserve.rules.replay.samplers.order import Fifo
+from tdserve.rules.replay.samplers.prioritized import Prioritized
+from tdserve.rules.replay.samplers.slices import Slices
+from tdserve.rules.replay.samplers.without_replacement import WithoutReplacement
 from tdserve.rules.replay.settings import Settings
-from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.table import Table
-from tdserve.rules.replay.without_replacement import WithoutReplacement
 from tests.chi_square import limit, statistic
 from tests.unit.rules.replay.tables import (
     delete,

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tdserve.base.errors import InvalidRequestError, SelectionError, WrongStateError
-from tdserve.rules.replay.conditions import OWN, PLAIN, SampleConditions
-from tdserve.rules.replay.order import Fifo, Lifo
+from tdserve.rules.replay.allocation.reservation import Reservation
+from tdserve.rules.replay.eligibility.conditions import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.plans import Arrival, SamplePlan
-from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import HighestPriority, LowestPriority
-from tdserve.rules.replay.reservation import Reservation
-from tdserve.rules.replay.row_order import to_place
-from tdserve.rules.replay.sampler import Uniform
+from tdserve.rules.replay.row_sets.row_order import to_place
+from tdserve.rules.replay.samplers.order import Fifo, Lifo
+from tdserve.rules.replay.samplers.prioritized import Prioritized
+from tdserve.rules.replay.samplers.sampler import Uniform
+from tdserve.rules.replay.samplers.without_replacement import WithoutReplacement
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
-from tdserve.rules.replay.without_replacement import WithoutReplacement
 from tests.state_machines import make_tests
 from tests.unit.rules.replay.tables import acknowledge, clear, delete, give_back
 

@@ -13,13 +13,13 @@ from tdserve.base.errors import (
 )
 from tdserve.messages.row_numbers import PIECE_ROWS, RUN_PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
-from tdserve.rules.replay.conditions import PLAIN, SampleConditions
+from tdserve.rules.replay.eligibility.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.limiter import SampleToInsertRatio
-from tdserve.rules.replay.order import Fifo, Lifo
-from tdserve.rules.replay.prioritized import Prioritized
-from tdserve.rules.replay.sampler import Sampler, Uniform
-from tdserve.rules.replay.slices import Slices
-from tdserve.rules.replay.without_replacement import WithoutReplacement
+from tdserve.rules.replay.samplers.order import Fifo, Lifo
+from tdserve.rules.replay.samplers.prioritized import Prioritized
+from tdserve.rules.replay.samplers.sampler import Sampler, Uniform
+from tdserve.rules.replay.samplers.slices import Slices
+from tdserve.rules.replay.samplers.without_replacement import WithoutReplacement
 from tests.unit.rules.replay.tables import (
     acknowledge,
     clear,

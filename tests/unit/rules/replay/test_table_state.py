@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError, SelectionError
-from tdserve.rules.replay.conditions import PLAIN, SampleConditions
+from tdserve.rules.replay.eligibility.conditions import PLAIN, SampleConditions
 from tdserve.rules.replay.limiter import MinSize
-from tdserve.rules.replay.order import Fifo, Lifo
 from tdserve.rules.replay.plans import Arrival
-from tdserve.rules.replay.prioritized import Prioritized
 from tdserve.rules.replay.remover import LowestPriority
+from tdserve.rules.replay.samplers.order import Fifo, Lifo
+from tdserve.rules.replay.samplers.prioritized import Prioritized
+from tdserve.rules.replay.samplers.slices import Slices
 from tdserve.rules.replay.settings import Settings
-from tdserve.rules.replay.slices import Slices
 from tdserve.rules.replay.table import Table
 from tests.unit.rules.replay.tables import acknowledge, clear, delete
 

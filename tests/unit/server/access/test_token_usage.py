@@ -11,7 +11,7 @@ from tdserve.base.errors import ServerBusyError
 from tdserve.rules.access.grants import Grant, Limits
 from tdserve.rules.access.roles import Role
 from tdserve.server.access.token_usage import TokenUsages
-from tdserve.server.admission_budget import REQUEST_BYTES
+from tdserve.server.execution.admission_budget import REQUEST_BYTES
 from tdserve.v1 import control_pb2
 
 MESSAGE = control_pb2.ReadRequest(store="s")

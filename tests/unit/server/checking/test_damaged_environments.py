@@ -14,8 +14,8 @@ import pytest
 from tdserve.base.errors import CorruptDataError, InvalidRequestError
 from tdserve.server.checking.repair_process import run_apart
 from tdserve.server.checking.root_check import check_root
-from tdserve.store.environments import find_damage
-from tdserve.store.page_walk import META_BYTES
+from tdserve.store.database.environments import find_damage
+from tdserve.store.database.page_walk import META_BYTES
 from tests.damaged_pages import damage_free_pages
 from tests.roots import make_quick_root
 from tests.stored_root.unpacking import unpack_root

@@ -21,10 +21,10 @@ from tdserve.base.errors import (
 )
 from tdserve.base.machine import read_boot_id
 from tdserve.server.checking.root_check import RootReport, check_root
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.checked_json import encode_checked
-from tdserve.store.file_sums import record_sums
-from tdserve.store.root import Root
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.store.disk.checked_json import encode_checked
+from tdserve.store.roots.file_sums import record_sums
+from tdserve.store.roots.root import Root
 from tests.roots import make_quick_root
 from tests.stored_root.make import TARGET
 from tests.stored_root.unpacking import unpack_root

@@ -11,14 +11,14 @@ from tensordict import TensorDict
 from tdserve.base.errors import InvalidSpecError, WrongStateError
 from tdserve.messages.store_kinds import KIND_NUMBERS
 from tdserve.rules.catalog import StoreRecord
-from tdserve.server import descriptions
+from tdserve.server.catalog import descriptions
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.store_kind import KindStores, StoreKind
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.specs import Specs
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.generations import FILE_NAME, Generations
-from tdserve.structure.tree import Spec
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.open_store.specs import Specs
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.store.rows.generations import FILE_NAME, Generations
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World, new_store
 

@@ -23,9 +23,9 @@ from tdserve.base.errors import (
 )
 from tdserve.base.ids import make_client_id
 from tdserve.rules.kv.keyed_settings import KeyedSettings
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.requests import Requests
-from tdserve.server.seals import Seal
+from tdserve.server.catalog.seals import Seal
+from tdserve.server.dispatch.requests import Requests
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.v1 import control_pb2
 from tdserve.values.value_columns import ValueColumn, decode_block, encode_block

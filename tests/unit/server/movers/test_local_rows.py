@@ -24,11 +24,11 @@ from tdserve.messages.content import make_rows_layout
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.messages.selection.selection import parse
 from tdserve.rules.replay.limiter import Queue
-from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.slices import Slices
-from tdserve.server.opened_store import OpenedStore
+from tdserve.rules.replay.samplers.order import Fifo
+from tdserve.rules.replay.samplers.slices import Slices
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.recovery.reserved import ReservedRows
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.v1 import control_pb2
 from tdserve.values.value_columns import decode_block
 from tests.unit.server.local_peer import LocalPeer, mapped

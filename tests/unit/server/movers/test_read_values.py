@@ -10,8 +10,8 @@ from tensordict import NonTensorData, TensorDict
 from tdserve.base.errors import PeerLostError
 from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.server.movers.permit_mover import read_values
-from tdserve.server.worker_processes import WorkerProcesses
-from tdserve.server.workers import DataWorker
+from tdserve.server.processes.worker_processes import WorkerProcesses
+from tdserve.server.processes.workers import DataWorker
 from tdserve.values.value_codec import decode_value
 from tdserve.values.value_columns import decode_block
 from tests.unit.server.replaying import extending

@@ -12,7 +12,7 @@ from tensordict import NonTensorData, TensorDict
 from tdserve.base.errors import CapacityError
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.server.movers.permit_mover import read_values
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.v1 import control_pb2
 from tdserve.values.value_columns import decode_block

@@ -11,7 +11,7 @@ import pytest
 
 from tdserve.base.errors import InvalidRequestError, TDServeError, WrongStateError
 from tdserve.server.moves.arriving_stores import ArrivingStores
-from tdserve.store import moved_files
+from tdserve.store.roots import moved_files
 from tdserve.v1 import control_pb2
 from tests.unit.server.moves.test_moves import MOVE, make_arriving, make_table, release, seal
 from tests.unit.server.world import Loop, World

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import PeerLostError
-from tdserve.store.pinned_values import PinnedValues
+from tdserve.store.values.pinned_values import PinnedValues
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create
 from tests.unit.server.world import Loop, World, content_of, new_store

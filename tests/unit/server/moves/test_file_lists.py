@@ -10,11 +10,11 @@ from tensordict import TensorDict
 
 from tdserve.messages.changed_blocks import MAX_BLOCK_BYTES
 from tdserve.rules.replay.settings import Settings
+from tdserve.server.catalog.seals import Seal
 from tdserve.server.moves.file_lists import FileLists
 from tdserve.server.moves.leaving_stores import LeavingStores
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.seals import Seal
-from tdserve.store.watermark import SyncedStore, Watermark, sync_store
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.store.durability.watermark import SyncedStore, Watermark, sync_store
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import extend, write
 from tests.unit.server.weights.publishes import publish

@@ -15,13 +15,13 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.rules.placement import PlacementRecord
+from tdserve.server.catalog.seals import Seal
 from tdserve.server.moves.arriving_stores import ArrivingStores
 from tdserve.server.moves.leaving_stores import LeavingStores
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.seals import Seal
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
+from tests.unit.server.catalog.test_creation import REPLAY, make_request
 from tests.unit.server.replaying import create
-from tests.unit.server.test_creation import REPLAY, make_request
 from tests.unit.server.world import Loop, World
 
 SESSION, OTHER = 3, 4

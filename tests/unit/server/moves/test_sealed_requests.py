@@ -11,14 +11,14 @@ import pytest
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, DeadlineExceededError, StoreMovedError, StoreNotFoundError
 from tdserve.rules.catalog import StoreRecord
+from tdserve.server.catalog.seals import Seal
+from tdserve.server.dispatch.requests import Requests
 from tdserve.server.moves.move_requests import MoveRequests
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.recovery.restructured import Restructured
-from tdserve.server.requests import Requests
-from tdserve.server.seals import Seal
-from tdserve.store import restructuring
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.store.rows import restructuring
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create, extend, rows
 from tests.unit.server.world import Loop, World, outbox

@@ -9,8 +9,8 @@ import pytest
 from tdserve.base.ids import make_uid
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.recovery.claim_records import ClaimRecord, find_unfilled_claims
-from tdserve.store.catalog_db import CatalogDB
-from tdserve.store.claim_file import FOLDER, ClaimedRows, ClaimFile
+from tdserve.store.database.catalog_db import CatalogDB
+from tdserve.store.rows.claim_file import FOLDER, ClaimedRows, ClaimFile
 
 CAPACITY = 10
 CLIENT = bytes(range(16))

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
 from tdserve.server.recovery.journal import Journal
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.v1 import content_pb2, control_pb2
 
 SPEC = capture(TensorDict({"a": torch.zeros(5, 2)}, [5])).spec

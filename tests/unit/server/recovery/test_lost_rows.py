@@ -6,7 +6,7 @@ import pytest
 from tdserve.base.errors import CorruptDataError
 from tdserve.messages.row_sets import RowSet
 from tdserve.server.recovery.lost_rows import LOST_WRITER, POWER_LOSS, LostRows, Overwrite
-from tdserve.structure.tree import Path
+from tdserve.structure.trees.tree import Path
 from tests.unit.server.world import World
 
 A, NB = ("a",), ("n", "b")

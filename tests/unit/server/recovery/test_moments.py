@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tdserve.server.recovery.moments import MAX_RUNS, Moments, note_pass, read_moments
-from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.database.catalog_db import CatalogDB
 
 LATE = 1 << 62
 """A pass of a clock that was far ahead, microseconds since the epoch."""

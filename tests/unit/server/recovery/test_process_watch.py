@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tdserve.server.recovery.process_watch import ProcessWatch
-from tdserve.store.session_locks import SessionLock
+from tdserve.store.exchange.session_locks import SessionLock
 from tests.unit.server.world import Loop
 
 

@@ -5,8 +5,8 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.server.recovery.restructured import Restructured
-from tdserve.structure.altering import Alteration, Renaming
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees.altering import Alteration, Renaming
 from tests.unit.server.world import World
 
 UID = "0" * 32

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.server.recovery import writer_records
-from tdserve.store.catalog_db import CatalogDB
+from tdserve.store.database.catalog_db import CatalogDB
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.control.parts import PART_BYTES, cut
-from tdserve.server.admission_budget import AdmissionBudget
+from tdserve.server.execution.admission_budget import AdmissionBudget
 from tdserve.server.sessions.incoming_parts import IncomingParts
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World

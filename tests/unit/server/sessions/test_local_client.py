@@ -10,8 +10,8 @@ import pytest
 from tdserve.base.errors import CapacityError, CorruptDataError, PeerLostError
 from tdserve.control.status import encode_failure
 from tdserve.server.sessions.local_client import Invitation
-from tdserve.store.root import Root
-from tdserve.store.spools import make_spool_path
+from tdserve.store.exchange.spools import make_spool_path
+from tdserve.store.roots.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.world import Loop, World, outside

@@ -26,7 +26,7 @@ from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.sessions.local_listener import LocalListener
 from tdserve.server.sessions.register import Sessions
-from tdserve.store.session_locks import SessionLock
+from tdserve.store.exchange.session_locks import SessionLock
 from tdserve.v1 import control_pb2
 from tests.lending_kernel import needs_lending
 from tests.unit.server.world import Loop, Outbox, World

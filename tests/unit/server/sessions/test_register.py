@@ -13,10 +13,10 @@ from tdserve.base.ids import make_client_id
 from tdserve.base.machine import read_boot_id
 from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.server.movers.worker_mover import WorkerMover
+from tdserve.server.processes.worker_processes import WorkerProcesses
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.register import Sessions
-from tdserve.server.worker_processes import WorkerProcesses
-from tdserve.server.workers import DataWorker
-from tdserve.store.root import Root
+from tdserve.store.roots.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.world import Loop, Outbox, OutboxConnection, World, outbox
 

@@ -17,12 +17,12 @@ from tdserve.base.errors import (
 )
 from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.rules.tags import make_tag
+from tdserve.server.execution.reported_faults import to_error
+from tdserve.server.execution.waiting import Waiters
 from tdserve.server.movers.worker_mover import WorkerMover
-from tdserve.server.reported_faults import to_error
+from tdserve.server.processes.worker_processes import WorkerProcesses
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.waiting import Waiters
-from tdserve.server.worker_processes import WorkerProcesses
-from tdserve.server.workers import DataWorker
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.world import INLINE_BYTES, Loop, World, outbox, outside
 

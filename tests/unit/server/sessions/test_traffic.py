@@ -10,11 +10,11 @@ from tensordict import TensorDict
 from tdserve.base.call_times import NUM_BUCKETS
 from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.messages.content import read_layout
-from tdserve.server.admission_budget import AdmissionBudget
+from tdserve.server.execution.admission_budget import AdmissionBudget
+from tdserve.server.processes.worker_processes import WorkerProcesses
+from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions import traffic as traffic_module
 from tdserve.server.sessions.traffic import Traffic
-from tdserve.server.worker_processes import WorkerProcesses
-from tdserve.server.workers import DataWorker
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.world import INLINE_BYTES, Loop, World, columns_of, outbox
 

@@ -21,12 +21,12 @@ from tdserve.messages.content import make_rows_layout
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.recovery.restructured import Restructured
-from tdserve.store import restructuring
-from tdserve.store.generations import Generations
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.store.rows import restructuring
+from tdserve.store.rows.generations import Generations
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of, new_store
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
-from tdserve.rules.replay.prioritized import Prioritized
-from tdserve.rules.replay.slices import Slices
-from tdserve.server.opened_store import OpenedStore
+from tdserve.rules.replay.samplers.prioritized import Prioritized
+from tdserve.rules.replay.samplers.slices import Slices
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.tables.arrivals import decode_extend_columns
 from tdserve.server.tables.rule_keys import name_group_column
 from tdserve.v1 import control_pb2

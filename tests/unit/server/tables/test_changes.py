@@ -14,14 +14,14 @@ from tdserve.base.ids import make_client_id
 from tdserve.messages.row_numbers import TREE_PIECE_ROWS
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.limiter import MinSize, Queue
-from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import Departure
-from tdserve.rules.replay.prioritized import Prioritized
+from tdserve.rules.replay.samplers.order import Fifo
+from tdserve.rules.replay.samplers.prioritized import Prioritized
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.dispatch.requests import Requests
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.recovery.departure_records import save_departure
-from tdserve.server.requests import Requests
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create, extend, extending, numbers, rows, sample
 from tests.unit.server.world import Loop, World, outbox, turns_during

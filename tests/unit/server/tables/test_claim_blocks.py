@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from tdserve.messages.row_sets import RowSet
-from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.promises import MAX_BEHIND_PART, MAX_PROMISED_PART
-from tdserve.server.claim_holder import ClaimHolder
-from tdserve.server.claim_writers import WorkerWriter
-from tdserve.server.opened_store import OpenedStore
+from tdserve.rules.replay.allocation.promises import MAX_BEHIND_PART, MAX_PROMISED_PART
+from tdserve.rules.replay.samplers.order import Fifo
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.processes.claim_holder import ClaimHolder
+from tdserve.server.processes.claim_writers import WorkerWriter
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.tables.claiming import NUM_REMEMBERED, Claiming
 from tests.unit.server.claimant import WINDOW, Claimant, live, num_reserved, plan, restarted, wish

@@ -12,14 +12,14 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import CapacityError, TransferAbortedError
 from tdserve.messages.row_numbers import decode_rows, encode_rows
 from tdserve.rules.replay.limiter import MinSize
-from tdserve.rules.replay.order import Fifo
+from tdserve.rules.replay.samplers.order import Fifo
 from tdserve.server.kinds.table_kind import LONG_ROWS
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.recovery.claim_records import ClaimRecord
 from tdserve.server.tables import table_claims
 from tdserve.server.tables.claiming import Claiming
 from tdserve.server.tables.rule_keys import RuleKeys
-from tdserve.store.claim_file import FOLDER
+from tdserve.store.rows.claim_file import FOLDER
 from tdserve.v1 import control_pb2
 from tests.unit.server.claimant import WINDOW, Claimant, live, num_reserved, plan, restarted, wish
 from tests.unit.server.local_peer import LocalPeer

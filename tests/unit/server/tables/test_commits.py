@@ -4,10 +4,10 @@ import pytest
 
 from tdserve.base.errors import StoreNotFoundError
 from tdserve.messages.row_numbers import decode_rows
-from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
+from tdserve.rules.replay.samplers.order import Fifo
 from tdserve.server.tables.commits import commit_rows
-from tdserve.store.claim_file import ClaimedRows
+from tdserve.store.rows.claim_file import ClaimedRows
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create
 from tests.unit.server.world import Loop, World

@@ -14,11 +14,11 @@ from tensordict import TensorDict
 
 from tdserve.base.errors import CapacityError
 from tdserve.messages.row_numbers import PIECE_ROWS
-from tdserve.rules.replay.conditions import PLAIN
+from tdserve.rules.replay.eligibility.conditions import PLAIN
+from tdserve.rules.replay.samplers.slices import Slices
+from tdserve.rules.replay.samplers.trajectories import Trajectories
 from tdserve.rules.replay.settings import Settings
-from tdserve.rules.replay.slices import Slices
-from tdserve.rules.replay.trajectories import Trajectories
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World, content_of, turns_during
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tdserve.server.counts import find_lost, make_counts
+from tdserve.server.open_store.counts import find_lost, make_counts
 from tests.unit.rules.replay.tables import clear
 from tests.unit.server.replaying import create, extend, rows
 from tests.unit.server.world import Loop, World

@@ -8,7 +8,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tdserve.base.errors import CapacityError, PeerLostError
 from tdserve.server.movers.permit_mover import read_values
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.tables.dead_values import DeadValues
 from tdserve.values.value_columns import decode_block
 from tests.unit.rules.replay.tables import clear, delete

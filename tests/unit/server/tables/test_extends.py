@@ -20,8 +20,8 @@ from tdserve.messages.content import MAX_SAMPLE_ROWS, make_rows_layout
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
-from tdserve.rules.replay.conditions import PLAIN
-from tdserve.server.opened_store import OpenedStore
+from tdserve.rules.replay.eligibility.conditions import PLAIN
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
 from tdserve.v1 import control_pb2
 from tdserve.values.value_columns import decode_block

@@ -10,8 +10,8 @@ import pytest
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, WrongStateError
 from tdserve.rules.replay.limiter import Queue
-from tdserve.rules.replay.order import Fifo
-from tdserve.server.opened_store import OpenedStore
+from tdserve.rules.replay.samplers.order import Fifo
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import content, create, extend, in_line, numbers, rows, sample, sampling
 from tests.unit.server.world import Loop, World

@@ -11,23 +11,23 @@ from tensordict import TensorDict
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, InvalidSpecError, WrongStateError
-from tdserve.rules.replay.conditions import PLAIN
+from tdserve.rules.replay.eligibility.conditions import PLAIN
+from tdserve.rules.replay.eligibility.staleness import UNKNOWN
 from tdserve.rules.replay.limiter import Queue
-from tdserve.rules.replay.order import Fifo
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
+from tdserve.rules.replay.samplers.order import Fifo
 from tdserve.rules.replay.settings import Settings
-from tdserve.rules.replay.staleness import UNKNOWN
 from tdserve.rules.replay.table import Table
-from tdserve.server import descriptions
+from tdserve.server.catalog import descriptions
+from tdserve.server.catalog.seals import Seal
 from tdserve.server.kinds.policies import refresh_staleness, wake_followers
 from tdserve.server.moves.sealing import Sealing
-from tdserve.server.opened_store import OpenedStore
-from tdserve.server.seals import Seal
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.tables.arrivals import decode_extend_columns
 from tdserve.server.tables.discarding import Discarding
 from tdserve.server.tables.policy_versions import ExtendPolicyVersions, adopt_reported_policy
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import create, extend, extending, in_line, rows, sample, sampling
 from tests.unit.server.world import Loop, World, content_of

@@ -14,8 +14,8 @@ from tdserve.base.errors import (
     StepForgottenError,
     WrongStateError,
 )
-from tdserve.rules.replay.kept_draw import KeptDraw
-from tdserve.server.opened_store import OpenedStore
+from tdserve.rules.replay.draws.kept_draw import KeptDraw
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import (
     content,
@@ -193,7 +193,7 @@ def test_sample_when_the_draw_cannot_be_recorded_then_undone(
         raise CapacityError(what="the catalog", asked=1, free=0)
 
     with monkeypatch.context() as patched:
-        patched.setattr("tdserve.store.catalog_room.CatalogRoom.take", fail)
+        patched.setattr("tdserve.store.database.catalog_room.CatalogRoom.take", fail)
         with pytest.raises(CapacityError):
             read(world, run, store, 4, share(0))
     assert store.get_table().counts.samples == 0

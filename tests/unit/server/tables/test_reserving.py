@@ -13,9 +13,9 @@ from tdserve.base.errors import DeadlineExceededError
 from tdserve.messages.row_numbers import PIECE_ROWS, decode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
-from tdserve.rules.replay.row_order import NO_SEQUENCE, to_last_sequence
+from tdserve.rules.replay.row_sets.row_order import NO_SEQUENCE, to_last_sequence
 from tdserve.rules.replay.table import Table
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.tables.reserving import RowsInParts
 from tdserve.server.tables.rule_keys import name_group_column
 from tdserve.v1 import control_pb2

@@ -11,10 +11,10 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 from tdserve.base.errors import KeyNotFoundError, PeerLostError
-from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.slices import Slices
-from tdserve.server import services
-from tdserve.server.opened_store import OpenedStore
+from tdserve.rules.replay.samplers.order import Fifo
+from tdserve.rules.replay.samplers.slices import Slices
+from tdserve.server.dispatch import services
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.mover import MAX_REPORTED_BYTES
 from tdserve.server.tables.rule_keys import RuleKeys, name_group_column, to_bools, to_ids

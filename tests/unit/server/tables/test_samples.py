@@ -17,9 +17,9 @@ from tdserve.base.errors import (
 )
 from tdserve.messages.content import make_rows_layout
 from tdserve.rules.replay.limiter import Queue
-from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.prioritized import Prioritized
-from tdserve.server.opened_store import OpenedStore
+from tdserve.rules.replay.samplers.order import Fifo
+from tdserve.rules.replay.samplers.prioritized import Prioritized
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import (
     content,

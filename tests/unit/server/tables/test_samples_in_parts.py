@@ -11,10 +11,10 @@ import pytest
 from tdserve.base.errors import PeerLostError
 from tdserve.messages.row_numbers import PIECE_ROWS, TREE_PIECE_ROWS
 from tdserve.rules.replay.limiter import Queue
-from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.prioritized import Prioritized
-from tdserve.rules.replay.without_replacement import WithoutReplacement
-from tdserve.server.opened_store import OpenedStore
+from tdserve.rules.replay.samplers.order import Fifo
+from tdserve.rules.replay.samplers.prioritized import Prioritized
+from tdserve.rules.replay.samplers.without_replacement import WithoutReplacement
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.v1 import control_pb2
 from tests.unit.server.replaying import (
     content,

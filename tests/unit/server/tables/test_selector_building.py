@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError
-from tdserve.rules.replay.conditional_selectors import MAX_SELECTORS
-from tdserve.rules.replay.conditions import SampleConditions
-from tdserve.rules.replay.order import Fifo
-from tdserve.rules.replay.slices import Slices
+from tdserve.rules.replay.eligibility.conditional_selectors import MAX_SELECTORS
+from tdserve.rules.replay.eligibility.conditions import SampleConditions
+from tdserve.rules.replay.samplers.order import Fifo
+from tdserve.rules.replay.samplers.slices import Slices
 from tdserve.server.kinds.table_kind import LONG_ROWS
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.tables.rule_keys import name_group_column
 from tests.unit.server.replaying import content, create, extend, extending, in_line, path, rows, sample, sampling
 from tests.unit.server.world import Loop, World, turns_during

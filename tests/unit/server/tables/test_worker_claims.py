@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tdserve.messages.row_numbers import decode_rows
-from tdserve.rules.replay.claim_pacing import FIRST_CLAIM_EXTENDS, MIN_EXTENDS
-from tdserve.rules.replay.order import Fifo
-from tdserve.server.claim_holder import ClaimHolder
-from tdserve.server.claim_writers import LocalWriter, WorkerWriter
-from tdserve.server.opened_store import OpenedStore
+from tdserve.rules.replay.allocation.claim_pacing import FIRST_CLAIM_EXTENDS, MIN_EXTENDS
+from tdserve.rules.replay.samplers.order import Fifo
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.processes.claim_holder import ClaimHolder
+from tdserve.server.processes.claim_writers import LocalWriter, WorkerWriter
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.tables.claiming import Claiming
-from tdserve.store.claim_file import ClaimedRows, ClaimFile
+from tdserve.store.rows.claim_file import ClaimedRows, ClaimFile
 from tdserve.v1 import control_pb2
 from tests.unit.server.claimant import live, num_reserved, plan, restarted, wish
 from tests.unit.server.replaying import create

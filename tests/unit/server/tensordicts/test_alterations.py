@@ -24,12 +24,12 @@ from tdserve.base.errors import (
 from tdserve.messages.content import read_layout, select_spec
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.recovery.restructured import Restructured
-from tdserve.store import restructuring
-from tdserve.store.objects import Objects
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.store.rows import restructuring
+from tdserve.store.values.objects import Objects
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of
 
@@ -208,8 +208,8 @@ def test_repair_when_a_crash_came_behind_the_record_then_finished(
 ) -> None:
     where, name = {
         "files": ("tdserve.server.tensordicts.alterations.restructuring", "carry_out"),
-        "values": ("tdserve.server.workers.DataWorker", "order_until_done"),
-        "rows": ("tdserve.server.row_write_hold.RowWriteHold", "let_go"),
+        "values": ("tdserve.server.processes.workers.DataWorker", "order_until_done"),
+        "rows": ("tdserve.server.mutations.row_write_hold.RowWriteHold", "let_go"),
     }[step]
     do = getattr(resolve_name(where), name)
     is_coroutine = inspect.iscoroutinefunction(do)

@@ -18,10 +18,10 @@ from tdserve.base.errors import (
 from tdserve.client.local.local_writes import put_selection
 from tdserve.control.status import encode_failure
 from tdserve.messages.selection.selection import parse
-from tdserve.rules.replay.order import Fifo
-from tdserve.server.opened_store import OpenedStore
+from tdserve.rules.replay.samplers.order import Fifo
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.recovery.lost_rows import Overwrite
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.local_peer import LocalPeer, mapped
 from tests.unit.server.replaying import create, extend, rows, sample

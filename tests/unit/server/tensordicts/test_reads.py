@@ -12,9 +12,9 @@ from tdserve.base.errors import DeadlineExceededError, KeyNotFoundError
 from tdserve.messages.content import read_layout, select_spec
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.selection import parse
-from tdserve.server.opened_store import OpenedStore
-from tdserve.store.generations import sum_generations
-from tdserve.structure import codec
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.store.rows.generations import sum_generations
+from tdserve.structure.trees import codec
 from tdserve.v1 import content_pb2, control_pb2
 from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.world import Loop, World, columns_of, content_of

@@ -24,12 +24,12 @@ from tdserve.base.errors import (
 )
 from tdserve.messages.content import read_layout, select_spec
 from tdserve.messages.selection.selection import parse
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.processes.workers import MAX_DEATHS
 from tdserve.server.recovery.journal import Journal
 from tdserve.server.sessions.long_list_file import LongListFile, place_lists
-from tdserve.server.workers import MAX_DEATHS
-from tdserve.store.spools import SpoolWriter
-from tdserve.structure.capture import capture
+from tdserve.store.exchange.spools import SpoolWriter
+from tdserve.structure.captures.capture import capture
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tests.unit.server.world import Loop, World, columns_of, content_of, new_store
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from tensordict import TensorDict
 
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World, content_of
 

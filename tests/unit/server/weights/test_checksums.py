@@ -9,12 +9,12 @@ from tensordict import TensorDict
 
 from tdserve.base.deadline import Deadline
 from tdserve.rules.weights import MIN_COMPARED_BYTES, PATIENCE
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.weights.checksums import QUIET_S, Checksums, Unchanged
-from tdserve.store.version_checksums import compute_leaf_checksum
-from tdserve.structure import codec
-from tdserve.structure.capture import capture
-from tdserve.structure.version_subset import decode_numbers
+from tdserve.store.weights.version_checksums import compute_leaf_checksum
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.version_subset import decode_numbers
 from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.world import Loop, World, content_of

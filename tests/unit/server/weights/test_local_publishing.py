@@ -17,9 +17,9 @@ from tdserve.base.errors import (
 )
 from tdserve.control.status import decode_failure, encode_failure
 from tdserve.messages.content import read_layout
-from tdserve.server.requests import Requests
-from tdserve.store.versions import VersionFile
-from tdserve.structure import codec
+from tdserve.server.dispatch.requests import Requests
+from tdserve.store.weights.versions import VersionFile
+from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2
 from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.weights.publishes import SPEC, check_nothing_left, files, latest, make_request, publish

@@ -17,14 +17,14 @@ from tdserve.base.errors import (
 )
 from tdserve.messages.content import read_layout
 from tdserve.rules.weights import MAX_METADATA_BYTES
-from tdserve.server.requests import Requests
+from tdserve.server.dispatch.requests import Requests
+from tdserve.server.durability.syncing import Syncing
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.syncing import Syncing
-from tdserve.store.files import FRESH_SUFFIX
-from tdserve.store.version_marks import FILE_NAME, find_whole_versions
-from tdserve.structure import codec
-from tdserve.structure.dtypes import WIRE
-from tdserve.structure.version_subset import convert_floats, encode_numbers, select_leaves
+from tdserve.store.disk.files import FRESH_SUFFIX
+from tdserve.store.weights.version_marks import FILE_NAME, find_whole_versions
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.dtypes import WIRE
+from tdserve.structure.trees.version_subset import convert_floats, encode_numbers, select_leaves
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.weights.publishes import SPEC, check_nothing_left, files, latest, make_request, publish
 from tests.unit.server.world import Loop, World, columns_of, outbox

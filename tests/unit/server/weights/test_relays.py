@@ -12,14 +12,14 @@ from tdserve.base.errors import CorruptDataError, DeadlineExceededError, Invalid
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.fanout import SERVER, Placement
 from tdserve.rules.weights import MIN_COMPARED_BYTES, PATIENCE, VersionRecord, Versions
-from tdserve.server.admission_budget import AdmissionBudget
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.execution.admission_budget import AdmissionBudget
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.traffic import Traffic
 from tdserve.server.weights import relays as relays_module
 from tdserve.server.weights.relays import MAX_LINE_S, MIN_RELAYED_BYTES, Relays
-from tdserve.structure.capture import capture
-from tdserve.structure.tree import Spec
+from tdserve.structure.captures.capture import capture
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World, outbox
 

@@ -9,9 +9,9 @@ from tensordict import TensorDict
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, WrongStateError
 from tdserve.rules.weights import UnfinishedVersion
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.weights.unpublished import Unpublished
-from tdserve.structure.capture import capture
+from tdserve.structure.captures.capture import capture
 from tests.unit.server.world import Loop, World
 
 SPEC = capture(TensorDict({"w": torch.zeros(3)}, [])).spec

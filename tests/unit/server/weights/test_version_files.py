@@ -8,9 +8,9 @@ import pytest
 
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.weights import Versions
-from tdserve.server.opened_store import OpenedStore
+from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.weights.version_files import abandon, drop, make_path, make_unfinished_path, release_version
-from tdserve.structure.tree import Node, Spec
+from tdserve.structure.trees.tree import Node, Spec
 
 
 def _publish(store: OpenedStore) -> int:

@@ -12,17 +12,17 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_s
 from tdserve.base.errors import NotSupportedError, SpecMismatchError
 from tdserve.messages.content import select_spec
 from tdserve.messages.selection.selection import encode
-from tdserve.structure.build import build
-from tdserve.structure.capture import capture, capture_packed
-from tdserve.structure.nodes import Node
+from tdserve.structure.building.build import build
+from tdserve.structure.building.packing import pack, unpack
+from tdserve.structure.captures.capture import capture, capture_packed
 from tdserve.structure.stacks.elements import flatten_elements, has_notes, nest_list
-from tdserve.structure.stacks.packing import pack, unpack
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees.nodes import Node
+from tdserve.structure.trees.tree import Spec
 from tests.ragged import Turns, made
 from tests.sameness import assert_same
 from tests.tensordict_versions import skip_old
 from tests.trees import trees_around_stacks
-from tests.unit.structure.stacks.test_gathering import KINDS, around, nested, td
+from tests.unit.structure.building.test_gathering import KINDS, around, nested, td
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors.*prototype")
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from tensordict import TensorDict, lazy_stack
 
-from tdserve.structure.capture import capture
-from tdserve.structure.nodes import PACKED, Form, Node, Ragged, TensorLeaf, ValueLeaf
+from tdserve.structure.captures.capture import capture
 from tdserve.structure.stacks.common_structure import CapturedPart, join_parts, summarise, wrap_element
+from tdserve.structure.trees.nodes import PACKED, Form, Node, Ragged, TensorLeaf, ValueLeaf
 from tests.ragged import rows, split_turns, turns
 
 

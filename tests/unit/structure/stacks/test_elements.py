@@ -9,7 +9,6 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack
 
-from tdserve.structure.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.stacks.elements import (
     convert_to_dense,
     convert_to_ragged,
@@ -21,6 +20,7 @@ from tdserve.structure.stacks.elements import (
     to_declared,
     unbind,
 )
+from tdserve.structure.trees.nodes import PACKED, Form, Ragged, TensorLeaf, ValueLeaf
 from tests.ragged import CASES, Turns, jagged, made, rows
 
 WANTED = ValueLeaf((9,), True, Ragged(Form.JAGGED, "int64", (-1,)))

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tdserve.structure.nodes import PACKED, Entry, Form, Node, Params, Ragged, TensorKind, TensorLeaf, ValueLeaf
 from tdserve.structure.stacks.annotation import count_levels, find_shared_values, is_same, needs_note
+from tdserve.structure.trees.nodes import PACKED, Entry, Form, Node, Params, Ragged, TensorKind, TensorLeaf, ValueLeaf
 
 PLAIN: tuple[tuple[str, Entry], ...] = (("x", TensorLeaf("float32", (2, 3))), ("v", ValueLeaf((2,), False)))
 MEMBER = Node((2,), ("a",), "cpu", "module.Class", PLAIN)

@@ -7,13 +7,13 @@ import pytest
 from tensordict import TensorDict
 
 from tdserve.base.errors import RemoteProtocolError
-from tdserve.structure import codec
-from tdserve.structure.nodes import Form, Node, Ragged, TensorKind, TensorLeaf, ValueLeaf
+from tdserve.structure.building.gathering import find_structure
+from tdserve.structure.building.packing import pack, unpack
 from tdserve.structure.stacks.annotation import make_spec
 from tdserve.structure.stacks.elements import Note
-from tdserve.structure.stacks.gathering import find_structure
-from tdserve.structure.stacks.packing import pack, unpack
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.nodes import Form, Node, Ragged, TensorKind, TensorLeaf, ValueLeaf
+from tdserve.structure.trees.tree import Spec
 
 JAGGED = ValueLeaf((2, 3), True, Ragged(Form.JAGGED, "int8", (-1,)))
 PARAMETER = TensorLeaf("float32", (2, 3, 4), TensorKind.PARAMETER, True)

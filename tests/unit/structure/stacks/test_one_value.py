@@ -4,11 +4,11 @@ from typing import Any
 
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from tdserve.structure.build import build
-from tdserve.structure.capture import capture
-from tdserve.structure.nodes import Path
+from tdserve.structure.building.build import build
+from tdserve.structure.captures.capture import capture
 from tdserve.structure.stacks.elements import OneValue, with_one_value
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees.nodes import Path
+from tdserve.structure.trees.tree import Spec
 
 ROW = TensorDict(
     {"one": NonTensorData(data="a", batch_size=[2]), "each": NonTensorStack("a", "a"), "n": {"v": "a"}}, [2]

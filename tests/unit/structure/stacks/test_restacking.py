@@ -9,14 +9,14 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorClass, TensorDict, UnbatchedTensor
 
-from tdserve.structure import codec
-from tdserve.structure.build import build
-from tdserve.structure.capture import capture
-from tdserve.structure.nodes import Node, make_packed_leaf
-from tdserve.structure.stacks.deferred import Deferred
-from tdserve.structure.stacks.packing import pack, unpack
+from tdserve.structure.building.build import build
+from tdserve.structure.building.deferred import Deferred
+from tdserve.structure.building.packing import pack, unpack
+from tdserve.structure.captures.capture import capture
 from tdserve.structure.stacks.restacking import build_stack, join, restack
-from tdserve.structure.tree import Spec
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.nodes import Node, make_packed_leaf
+from tdserve.structure.trees.tree import Spec
 from tests.sameness import assert_same
 
 SHAPES = ((2,), (1,), (2, 3), (2, 1), (2, 3, 4), (1, 2, 1))

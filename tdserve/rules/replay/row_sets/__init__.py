@@ -1,0 +1,7 @@
+"""Sets, columns and orders of row numbers: what the other rules are made of. None of them takes long to grow.
+
+``live_rows`` may be read (a row is drawn in constant time), ``row_mask`` and ``suspended_rows`` are sets of a byte per
+row, ``ordered_rows`` has rows in the order in which they came, ``row_order`` which of them continue the one before, and
+``slice_starts`` where slices begin. ``columns`` has what is kept per row, ``priorities`` sums over a number per row,
+and ``parted_dict`` very many numbers by key.
+"""
