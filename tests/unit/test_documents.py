@@ -80,16 +80,16 @@ def read_docstring(path: str) -> str:
     return ast.get_docstring(ast.parse((ROOT / "tdserve" / path / "__init__.py").read_text())) or ""
 
 
-@pytest.mark.parametrize("path", ["server", "client"])
+@pytest.mark.parametrize("path", ["server", "client", "client/session", "rules/replay", "store", "structure"])
 def test_map_of_a_room_when_it_has_packages_then_each_is_there(path: str) -> None:
     packages = {each.parent.name for each in (ROOT / "tdserve" / path).glob("*/__init__.py")}
     assert packages - set(re.findall(r"``(\w+)``", read_docstring(path))) == set()
 
 
-def test_reading_order_of_replay_when_it_leads_to_a_module_then_that_exists() -> None:
+def test_reading_order_of_replay_when_it_leads_to_a_module_or_room_then_that_exists() -> None:
     named = set(re.findall(r"``([a-z_]+)``", read_docstring("rules/replay")))
     assert len(named) > 10
-    assert named - {each.stem for each in (ROOT / "tdserve/rules/replay").glob("*.py")} == set()
+    assert named - {each.stem for each in (ROOT / "tdserve/rules/replay").rglob("*")} == set()
 
 
 def test_layout_of_the_root_when_a_module_has_the_name_of_a_file_or_folder_then_it_is_there(
@@ -97,7 +97,7 @@ def test_layout_of_the_root_when_a_module_has_the_name_of_a_file_or_folder_then_
 ) -> None:
     layout = read_docstring("store")
     modules = set(re.findall(r"\b([a-z_]+)\.py\b", layout))
-    assert modules - {each.stem for each in (ROOT / "tdserve/store").glob("*.py")} == set()
+    assert modules - {each.stem for each in (ROOT / "tdserve/store").rglob("*.py")} == set()
     constants = re.compile(r'^(?:FILE_NAME|FOLDER|NAME|STAGING_FOLDER|_RUN_FILE) = "(.+)"', re.MULTILINE)
     names = {name for each in package if each.head == "store" for name in constants.findall(each.text)}
     assert len(names) > 8

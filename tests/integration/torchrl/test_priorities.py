@@ -180,15 +180,16 @@ def test_slices_when_drawn_by_priorities_and_ends_then_none_mixes_rows_of_writer
     sampler = PrioritizedSliceSampler(
         10, alpha=1.0, beta=1.0, eps=0.0, slice_len=3, end_key=("next", "done"), strict_length=False
     )
-    storage = TDServeStorage(20, address=tdserve.connect(server.address), name=name)
-    buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=9)
-    rows = make_rows(*range(4))
-    rows["next", "done"] = torch.zeros(4, 1, dtype=torch.bool)
-    index = buffer.extend(rows)
-    tdserve.connect(server.address)[name].extend(rows.clone().apply(lambda leaf: leaf + 50 if leaf.ndim == 1 else leaf))
-    buffer.update_priority(index, torch.tensor([1e-9, 1e-9, 1.0, 1e-9]))
-    for _ in range(4):
-        assert set(buffer.sample()["obs"].tolist()) <= {0.0, 1.0, 2.0, 3.0}
+    with tdserve.connect(server.address) as own, tdserve.connect(server.address) as other:
+        storage = TDServeStorage(20, address=own, name=name)
+        buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=9)
+        rows = make_rows(*range(4))
+        rows["next", "done"] = torch.zeros(4, 1, dtype=torch.bool)
+        index = buffer.extend(rows)
+        other[name].extend(rows.clone().apply(lambda leaf: leaf + 50 if leaf.ndim == 1 else leaf))
+        buffer.update_priority(index, torch.tensor([1e-9, 1e-9, 1.0, 1e-9]))
+        for _ in range(4):
+            assert set(buffer.sample()["obs"].tolist()) <= {0.0, 1.0, 2.0, 3.0}
 
 
 def test_priorities_when_the_table_has_none_then_are_refused(make_table: MakeStorage) -> None:
