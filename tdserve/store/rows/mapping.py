@@ -84,7 +84,7 @@ def view_leaf(buffer: torch.Tensor, offset: int, leaf: TensorLeaf) -> torch.Tens
     """Returns the leaf at ``offset`` in a uint8 buffer, which must be aligned for its dtype."""
     dtype = to_torch(leaf.dtype)
     if not prod(leaf.shape):
-        return _make_empty(leaf)
+        return make_empty_leaf(leaf)
     return buffer[offset : offset + leaf.nbytes].view(dtype).view(leaf.shape)
 
 
@@ -93,10 +93,11 @@ def _add_empty(found: dict[Path, torch.Tensor], spec: Spec, base: FilePath) -> N
     for path, leaf in spec.tensors:
         if path not in found and leaf.nbytes:
             raise CorruptDataError(path=str(base), expected=f"a file of leaf {quote(path)}", actual="none")
-        found.setdefault(path, _make_empty(leaf))
+        found.setdefault(path, make_empty_leaf(leaf))
 
 
-def _make_empty(leaf: TensorLeaf) -> torch.Tensor:
+def make_empty_leaf(leaf: TensorLeaf) -> torch.Tensor:
+    """Returns a leaf without elements, which no file holds."""
     return torch.empty(leaf.shape, dtype=to_torch(leaf.dtype), device="cpu")
 
 
@@ -155,7 +156,7 @@ def _open_leaf(
     try:
         check(fd, file, path, leaf)
         if not leaf.nbytes:
-            return _make_empty(leaf)
+            return make_empty_leaf(leaf)
         mapping = map_file(fd, leaf.nbytes, file)
         return view_leaf(torch.frombuffer(mapping, dtype=torch.uint8), 0, leaf)
     finally:

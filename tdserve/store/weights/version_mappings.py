@@ -20,6 +20,13 @@ from tdserve.store.weights.version_format import LENGTH, make_layout
 from tdserve.structure.tensors.independent_views import make_independent_views, view_memory
 from tdserve.structure.tensors.torch_types import to_torch
 from tdserve.structure.trees.tree import Path, Spec, TensorLeaf
+from tdserve.store import version_filling
+from tdserve.store.mapped import Mapping, map_private, map_shared
+from tdserve.store.mapping import make_empty_leaf
+from tdserve.store.version_format import LENGTH, make_layout
+from tdserve.structure.independent_views import make_independent_views, view_memory
+from tdserve.structure.torch_types import to_torch
+from tdserve.structure.tree import Path, Spec
 
 
 class _LeafRun(NamedTuple):
@@ -133,7 +140,7 @@ def make_leaf_views(content: torch.Tensor, spec: Spec) -> dict[Path, torch.Tenso
     found = make_independent_views(lambda: [view for run in runs for view in run.make_views(memory)])
     if len(order) == len(spec.tensors):
         return dict(zip(order, map(found.__getitem__, order.values()), strict=True))
-    return {path: found[order[path]] if path in order else _make_empty(leaf) for path, leaf in spec.tensors}
+    return {path: found[order[path]] if path in order else make_empty_leaf(leaf) for path, leaf in spec.tensors}
 
 
 def _find_runs(spec: Spec) -> tuple[list[_LeafRun], dict[Path, int]]:
@@ -154,10 +161,6 @@ def _find_runs(spec: Spec) -> tuple[list[_LeafRun], dict[Path, int]]:
         places = {path: number for number, path in enumerate(path for run in runs for path in run.paths)}
         kept = spec.memo[_LeafRun] = runs, {path: places[path] for path, _ in spec.tensors if path in places}
     return kept
-
-
-def _make_empty(leaf: TensorLeaf) -> torch.Tensor:
-    return torch.empty(leaf.shape, dtype=to_torch(leaf.dtype), device="cpu")
 
 
 _lock = threading.Lock()
