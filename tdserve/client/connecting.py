@@ -48,20 +48,10 @@ def connect(
         address, transport = found.address, found.transport if transport == "auto" else transport
         tls = found.find_tls() if tls is None else tls
         token, root = found.find_token() if token is None else token, found.local_root if root is None else root
+    recipe = Recipe(Client, address, transport, token, timeout_s, allow_pickle, root, device, numpy, tls)
     if is_of_cluster(address):
-        recipe = Recipe(Client, address, transport, token, timeout_s, allow_pickle, root, device, numpy, tls)
         return cast(Client, connect_cluster(ClusterRecipe(recipe)))
-    client = Client(
-        address,
-        transport=transport,
-        token=token,
-        timeout_s=timeout_s,
-        allow_pickle=allow_pickle,
-        root=root,
-        device=device,
-        numpy=numpy,
-        tls=tls,
-    )
+    client: Client = recipe.make()
     try:
         client.call(lambda *_: None, client.make_deadline(None))  # again, if the server is restarting
     except BaseException:
