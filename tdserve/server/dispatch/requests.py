@@ -283,7 +283,7 @@ class Requests:
         if call.has_content:
             session.discard(request, call.asked.content)
         await self._sync(call, is_deleted=call.kind == "delete_store")
-        await session.send_done(request, control_pb2.Done.FromString(answered))
+        await session.send_done(request, answered)
         return True
 
     async def _run_handler(self, call: _ServerCall) -> None:

@@ -43,7 +43,7 @@ class CommittedAnswers:
         """Returns the answer that is kept for this request; None if there is none."""
         return self._log.find_answer(client_id, request)
 
-    def find_earlier(self, client_id: bytes, request: int) -> bytes | None:
+    def find_earlier(self, client_id: bytes, request: int) -> control_pb2.Done | None:
         """Returns the answer of an earlier attempt of this request; None if this attempt is to be carried out.
 
         Raises:
@@ -52,7 +52,8 @@ class CommittedAnswers:
         """
         if self._log.is_over(client_id, request):
             raise WrongStateError(state=f"request {request} is over", event="another attempt")
-        return self._log.find_answer(client_id, request)
+        answer = self._log.find_answer(client_id, request)
+        return None if answer is None else control_pb2.Done.FromString(answer)
 
     def check_room(self, client_id: bytes) -> None:
         """Raises ServerBusyError if too many answers of a client are kept. Call ``forget`` before with what the same

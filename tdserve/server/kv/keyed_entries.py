@@ -125,7 +125,7 @@ class KeyedEntries:
         state, client_id = store.get_keyed(), session.client_id
         answered = self._answers.find_earlier(client_id, request)  # again: its content may have come in the meantime
         if answered is not None:
-            return control_pb2.Done.FromString(answered)
+            return answered
         # The worker forgets these answers: they must be on the disk here, and not only owed.
         recorded = [] if self._stores.db.owes else list(state.recorded)
         change.store.CopyFrom(store.make_ref(self._worker.known_specs))

@@ -75,7 +75,7 @@ class AddedLeaves:
             hold_alone(session, store, deadline),
         ):
             if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
-                return control_pb2.Done.FromString(answered)  # a retry: it was committed over an ended session
+                return answered  # a retry: it was committed over an ended session
             await self._damage_checks.check_all(store)
             restructured = await self._prepare(store, altered, made.folder, added)
             store.check_present()

@@ -153,7 +153,7 @@ class Extends:
                 arrival = replace(arrival, groups={**arrival.groups, name_group_column(lacking[0]): ids})
             if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                 session.mover.give_up_rows(request, rows)
-                return control_pb2.Done.FromString(answered)
+                return answered
             settle = partial(policy_versions.settle, arrival)
             arguments = self._stores, self._answers, store, rows.reservation
             forget = partial(session.mover.forget_rows, rows)

@@ -64,7 +64,7 @@ class RowChanges:
         async with store.write_lock:  # no row is half written meanwhile
             store.check_present()
             if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
-                return control_pb2.Done.FromString(answered)  # a retry: committed over an ended session
+                return answered  # a retry: committed over an ended session
             self._stores.db.check_room()
             departure = await _plan_departure(session, store, kind, asked)
             if departure is None:

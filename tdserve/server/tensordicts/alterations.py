@@ -104,7 +104,7 @@ class Alterations:
             async with hold_alone(session, store, deadline):
                 answered = self._answers.find_earlier(session.client_id, request)
                 if answered is not None:  # a retry: it was committed over a session that has ended
-                    return control_pb2.Done.FromString(answered)
+                    return answered
                 altered = wanted.apply(store.spec, store=store.name)
                 if wanted.is_locked is None:
                     await self._damage_checks.check_all(store)

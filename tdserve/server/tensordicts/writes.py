@@ -198,7 +198,7 @@ class Writes:
             reach("overwrite.staged")
             async with self._hold_alone(session, store, asked):
                 if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
-                    return control_pb2.Done.FromString(answered)  # a retry: committed over an ended session
+                    return answered  # a retry: committed over an ended session
                 rows = await build_row_set(from_message(asked.selection), store.spec.batch_size)
                 wanted = self._make_demands(store, rows, asked, await find_expected(store, asked))
                 async with hold_rows(store, rows, decode_paths(asked.keys), wanted) as held:
@@ -233,7 +233,7 @@ class Writes:
         expected = await find_expected(store, asked)
         await self._wait_for_rows(session, store, rows, Deadline.after(asked.timeout_s))
         if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
-            return control_pb2.Done.FromString(answered)
+            return answered
         _check_fingerprint(store.record, store.spec, asked.content)  # the keys may have changed since
         self._traffic.count_received(session.transport, asked.content)
 

@@ -67,7 +67,7 @@ class Publishing:
             store.check_present()
             if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
                 self._give_up(store, publishing)  # a retry: it was committed over another session
-                return control_pb2.Done.FromString(answered)
+                return answered
             kept = {record.version for record in versions.kept}
             done = control_pb2.Done(version=versions.next_number)
             answer = done.SerializeToString()

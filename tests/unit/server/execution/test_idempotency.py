@@ -82,13 +82,14 @@ def test_forget_when_the_client_confirms_answers_then_gone_from_disk_with_the_ne
 
 
 def test_earlier_when_the_client_has_said_that_it_asks_no_more_then_refused(world: World) -> None:
+    done = control_pb2.Done(version=7)
     for request in (1, 2):
-        record(world, world.answers, request)
+        record(world, world.answers, request, done.SerializeToString())
     world.answers.forget(CLIENT, control_pb2.Answered(below=4, but_for=[2]))
     for request in (1, 3):
         with pytest.raises(WrongStateError, match=f"^another attempt is not possible while request {request} is over$"):
             world.answers.find_earlier(CLIENT, request)
-    assert [world.answers.find_earlier(CLIENT, request) for request in (2, 4)] == [b"done", None]
+    assert [world.answers.find_earlier(CLIENT, request) for request in (2, 4)] == [done, None]
     assert world.answers.find_earlier(OTHER, 1) is None
 
 
