@@ -269,7 +269,7 @@ class TDServeReplayBuffer(ReplayBuffer):
         except WrongStateError:  # others have removed all rows since the last look
             self._num_stored = 0
             return self._draw(num_rows)
-        return _join(stored, drawn) if drawn else stored
+        return _concatenate_drawn(stored, drawn) if drawn else stored
 
     def _to_observations(self, stored: Any, env: Any) -> Any:
         found: Any = self._normalize_obs(stored, env)
@@ -467,9 +467,9 @@ def _choose(arrays: Mapping[str, Any], steps: Any, envs: Any) -> dict[str, Any]:
     }
 
 
-def _join(stored: Mapping[str, Any], drawn: Mapping[str, Any]) -> dict[str, Any]:
+def _concatenate_drawn(stored: Mapping[str, Any], drawn: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        key: _join(stored[key], part) if isinstance(part, dict) else np.concatenate((stored[key], part))
+        key: _concatenate_drawn(stored[key], part) if isinstance(part, dict) else np.concatenate((stored[key], part))
         for key, part in drawn.items()
     }
 

@@ -131,7 +131,7 @@ def start_servers(
             folder = name_folder(os.fspath(storage), number)
             server = _start(folder, host or _find_host(rank), shared_token, settings, deadline_s)
             store.set(f"address/{number}", server.address)
-        address = _join([store.get(f"address/{number}").decode() for number in range(rank.num_nodes)])
+        address = _join_addresses([store.get(f"address/{number}").decode() for number in range(rank.num_nodes)])
     except BaseException as error:
         if server is not None:
             server.shutdown()
@@ -163,7 +163,7 @@ def _start(folder: str, host: str, token: str, settings: Mapping[str, Any], dead
             time.sleep(RETRY_INTERVAL_S)
 
 
-def _join(addresses: list[str]) -> str:
+def _join_addresses(addresses: list[str]) -> str:
     hosts = [ipaddress.ip_address(parse_address("host", address)[0]) for address in addresses]
     if len({host.is_loopback for host in hosts}) > 1:
         reason = f"of {', '.join(addresses)} some are reached on their own machine only; pass host= on that machine"

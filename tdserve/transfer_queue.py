@@ -390,7 +390,7 @@ class TDServeBackend(KVStorageManager):
 
 def _split(keys: Sequence[str], values: Sequence[Any]) -> Iterator[tuple[Sequence[str], Sequence[Any]]]:
     """Splits a put into calls of bounded size."""
-    sizes = [*map(_measure, values)]
+    sizes = [*map(_estimate_nbytes, values)]
     if sum(sizes) <= MAX_CALL_BYTES and len(keys) <= MAX_CALL_KEYS:
         yield keys, values
         return
@@ -403,7 +403,7 @@ def _split(keys: Sequence[str], values: Sequence[Any]) -> Iterator[tuple[Sequenc
     yield keys[begin:], values[begin:]
 
 
-def _measure(value: Any) -> int:
+def _estimate_nbytes(value: Any) -> int:
     """Returns about how many bytes a value takes; 0 for lists and objects, whose size shows once they are encoded."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return value.nbytes

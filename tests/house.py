@@ -68,7 +68,7 @@ LAZY_ROOMS = ("cli",)
 LAZY_PROGRAMS = ("tdserve.server.server_process", "tdserve.worker.fork_server")
 """They have something to do before the rest is imported, for which clients wait at a start."""
 BANNED_CALLS = ("eval", "exec", "__import__", "recv_object_list", "broadcast_object_list")
-BANNED_WORDS = ("Manager", "Helper", "Impl", "Util", "Utils")
+BANNED_WORDS = ("Manager", "Helper", "Impl", "Util", "Utils", "_describe", "_is_plain", "_make_refusal", "_view_bytes")
 BANNED_FILES = ("utils", "util", "common", "misc", "helpers")
 FOREIGN_RAISES = ("Exception", "BaseException", "RuntimeError", "ValueError", "OSError", "KeyError")
 """Builtin types that callers cannot tell apart by class; tdserve.base.errors has a class with fields for each case."""
@@ -269,13 +269,13 @@ def size_faults(modules: Sequence[Module]) -> list[str]:
 
 
 def name_faults(modules: Sequence[Module]) -> list[str]:
-    """Classes and files whose name says nothing about their role."""
+    """Classes, functions and files whose name says nothing about their role."""
     faults = []
     for module in modules:
         if module.name.rpartition(".")[2] in BANNED_FILES:
             faults.append(f"{module.name}: name the file after what it holds")
         for node in module.nodes:
-            if isinstance(node, ast.ClassDef) and node.name.endswith(BANNED_WORDS):
+            if isinstance(node, (ast.ClassDef, *Function)) and node.name.endswith(BANNED_WORDS):
                 faults.append(f"{module.name}:{node.lineno}: name {node.name} after its role")
     return faults
 

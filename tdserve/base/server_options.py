@@ -87,7 +87,9 @@ def parse_flag(text: str) -> bool:
     return _TRUE[text.lower()]
 
 
-def _join(parse: Callable[[str], tuple[str, ...]], separator: str) -> Callable[[Sequence[str]], tuple[str, ...]]:
+def _parse_joined(
+    parse: Callable[[str], tuple[str, ...]], separator: str
+) -> Callable[[Sequence[str]], tuple[str, ...]]:
     return lambda texts: parse(separator.join(texts))
 
 
@@ -108,7 +110,7 @@ SERVER_OPTIONS = (
         parse_devices,
         "cuda:N",
         "GPU of a data worker, for content by NCCL; given once per worker, or separated by commas.",
-        parse_several=_join(parse_devices, ","),
+        parse_several=_parse_joined(parse_devices, ","),
     ),
     ServerOption(
         "token_file", "--token-file", str, "TEXT", "File with the token that every call must carry.", is_path=True
@@ -244,7 +246,7 @@ SERVER_OPTIONS = (
         parse_folders,
         "DIR",
         "Any client may have folders below it adopted; given once for each, or separated by colons.",
-        parse_several=_join(parse_folders, os.pathsep),
+        parse_several=_parse_joined(parse_folders, os.pathsep),
         is_path=True,
     ),
     ServerOption(

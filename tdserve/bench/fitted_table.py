@@ -71,7 +71,7 @@ def print_fitted(
 
 def _divide(columns: Sequence[TableColumn], rows: Sequence[Sequence[Text]], width: int) -> list[list[int]] | None:
     """Returns the numbers of the columns of each table; None if they are too many, or a column is wider than all."""
-    needed = [_measure(column, [row[at] for row in rows]) for at, column in enumerate(columns)]
+    needed = [_measure_width(column, [row[at] for row in rows]) for at, column in enumerate(columns)]
     tables: list[list[int]] = [[0]]
     used = needed[0]
     for at in range(1, len(columns)):
@@ -85,7 +85,7 @@ def _divide(columns: Sequence[TableColumn], rows: Sequence[Sequence[Text]], widt
     return tables if len(tables) <= MAX_TABLES else None
 
 
-def _measure(column: TableColumn, cells: Iterable[Text]) -> int:
+def _measure_width(column: TableColumn, cells: Iterable[Text]) -> int:
     """Returns the least width of a column."""
     heading = max(map(len, column.heading.split()), default=0)
     longest = max((cell.cell_len for cell in cells), default=0)
@@ -94,7 +94,7 @@ def _measure(column: TableColumn, cells: Iterable[Text]) -> int:
 
 def _widen(columns: Sequence[TableColumn], rows: Sequence[Sequence[Text]], width: int) -> list[int]:
     """Returns the widths of the columns of one table: what is left goes to texts and headings, from the left."""
-    widths = [_measure(column, [row[at] for row in rows]) for at, column in enumerate(columns)]
+    widths = [_measure_width(column, [row[at] for row in rows]) for at, column in enumerate(columns)]
     spare = width - sum(widths) - GAP * (len(widths) - 1)
     for at, column in enumerate(columns):
         longest = max((row[at].cell_len for row in rows), default=0)

@@ -40,7 +40,7 @@ def check(path: str, *, repairs: bool, as_json: bool) -> int:
     with _show_bar() as show:
         report = check_root(Path(path), repairs=repairs, on_progress=show)
     if as_json:
-        print_json(_describe(report))
+        print_json(_describe_report(report))
     else:
         _print(report, repairs=repairs)
     return DAMAGED if report.num_damaged else 0
@@ -113,7 +113,7 @@ def _show_bar() -> Iterator[Callable[[Progress], None]]:
         yield show
 
 
-def _describe(report: RootReport) -> dict[str, object]:
+def _describe_report(report: RootReport) -> dict[str, object]:
     progress = report.progress
     return {
         "findings": [finding.as_dict() for finding in report.findings],

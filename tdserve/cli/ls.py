@@ -58,7 +58,7 @@ def ls(inquiry: Inquiry, is_long: bool, kinds: tuple[str, ...]) -> int:
         is_cluster = isinstance(client, ClusterCatalog)
         servers = client.list_servers() if isinstance(client, ClusterCatalog) else dict.fromkeys(client.stores(), ())
         asked = servers if is_long or kinds else {}
-        described = [found for name in asked if (found := _describe(client, name, servers[name]))]
+        described = [found for name in asked if (found := _describe_store(client, name, servers[name]))]
     shown = [each for each in described if not kinds or each.facts["kind"] in kinds]
     names = [each.facts["name"] for each in shown] if kinds else list(servers)
     code = report_lost(client)
@@ -79,7 +79,7 @@ class Shown(NamedTuple):
     cells: list[str]
 
 
-def _describe(client: CatalogClient | ClusterCatalog, name: str, servers: tuple[int, ...]) -> Shown | None:
+def _describe_store(client: CatalogClient | ClusterCatalog, name: str, servers: tuple[int, ...]) -> Shown | None:
     try:
         described = client.describe(name)
     except StoreNotFoundError:

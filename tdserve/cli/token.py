@@ -74,15 +74,15 @@ def check(path: str, *, as_json: bool) -> None:
     """Check a file of tokens, and list its entries without their hashes."""
     grants = [entry.grant for entry in read_entries(parse_document(read_content(path), path))]
     if as_json:
-        print_json([dict(zip(_COLUMNS, _describe(grant), strict=True)) for grant in grants])
+        print_json([dict(zip(_COLUMNS, _describe_grant(grant), strict=True)) for grant in grants])
     else:
-        print_table(_COLUMNS, [_describe(grant) for grant in grants])
+        print_table(_COLUMNS, [_describe_grant(grant) for grant in grants])
 
 
 _COLUMNS = ("name", "role", "stores", "expires", "limits")
 
 
-def _describe(grant: Grant) -> tuple[str, ...]:
+def _describe_grant(grant: Grant) -> tuple[str, ...]:
     limits = ", ".join(f"{name} {value}" for name, value in grant.limits._asdict().items() if value is not None)
     expires = "-"
     if grant.expires_s < float("inf"):

@@ -204,7 +204,7 @@ def _put_columns(
     below: Path = (order.below,) if order.below else ()
     columns = []
     for path, column in zip(paths, block, strict=True):
-        rows = _spread(batch_sizes[path], len(store.spec.batch_size), elements)
+        rows = _spread_elements(batch_sizes[path], len(store.spec.batch_size), elements)
         columns.append(ObjectColumn.from_block(below + path, column, rows, is_every_row=elements is None))
     clear = [below + path for path in paths] if elements is None else ()
     store.open_writable_objects().put_many(columns, clear=clear)
@@ -239,10 +239,10 @@ def drop_values(store: MappedStore, rows: Elements) -> int:
 
 def _find_positions(store: MappedStore, path: Path, elements: Elements | None) -> Elements:
     """Returns the positions in a leaf's own flattened batch that belong to elements of the store's."""
-    return _spread(store.value_batch_sizes[path], len(store.spec.batch_size), elements)
+    return _spread_elements(store.value_batch_sizes[path], len(store.spec.batch_size), elements)
 
 
-def _spread(batch_size: tuple[int, ...], num_dims: int, elements: Elements | None) -> Elements:
+def _spread_elements(batch_size: tuple[int, ...], num_dims: int, elements: Elements | None) -> Elements:
     if elements is None:
         return np.arange(math.prod(batch_size))
     return spread(elements, math.prod(batch_size[num_dims:]))

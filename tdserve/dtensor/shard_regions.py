@@ -138,7 +138,7 @@ def list_regions(tensor: DTensor, key: str, *, store: str = "") -> Sequence[Plac
             continue
         placed: Any = placement
         if isinstance(placement, Partial) or not (isinstance(placement, Shard) or hasattr(placed, "split_factor")):
-            raise _make_refusal(placed, key, store)
+            raise _make_placement_error(placed, key, store)
         if coordinate is not None:
             num_chunks = int(tensor.device_mesh.size(number))
             cuts.append(Cut(placed.dim, coordinate[number], num_chunks, int(getattr(placed, "split_factor", 1))))
@@ -206,7 +206,7 @@ def _slice_runs(runs: Sequence[Run], start: int, stop: int) -> Iterator[Run]:
         position += size
 
 
-def _make_refusal(placement: Any, key: str, store: str) -> NotSupportedError:
+def _make_placement_error(placement: Any, key: str, store: str) -> NotSupportedError:
     reason = f"no rank has its content with placement Partial ({placement}): publish its .redistribute()"
     if not isinstance(placement, Partial):
         reason = f"only Shard, Replicate and FSDP's shards of shards can be read, not a {type(placement).__name__}"

@@ -147,7 +147,7 @@ class ShardedPublish:
             state = collect_leaves(content, store=self._name)
             leaves = _list_leaves(state, get_dtype_name(self._dtype))
             plan = find_plan(self._client, self._name, leaves, self._ranks.rank, self._ranks.size)
-            return self._describe(_RankState(plan.identity) if plan is not None else _RankState(leaves=leaves))
+            return self._add_decisions(_RankState(plan.identity) if plan is not None else _RankState(leaves=leaves))
 
         ranks = self._ranks.exchange(describe, self._deadline)
         first = ranks[0]
@@ -174,7 +174,7 @@ class ShardedPublish:
         outcome = "unless that says otherwise, the last version is the newest as before"
         return self._ranks.exchange(publish_index, self._deadline, outcome=outcome)[0]
 
-    def _describe(self, state: _RankState) -> _RankState:
+    def _add_decisions(self, state: _RankState) -> _RankState:
         """Adds what the first rank decides."""
         if self._ranks.rank:
             return state

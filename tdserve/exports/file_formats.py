@@ -121,7 +121,7 @@ def write_hdf5(path: Path, columns: Columns, num_rows: int | None) -> None:
 def write_torch(path: Path, columns: Columns, num_rows: int | None) -> None:
     """Writes tensors in dicts, which ``torch.load(path, weights_only=True)`` reads."""
     for key, value in columns.items():
-        if not isinstance(value, torch.Tensor) and not _are_tensors(value) and not _is_plain(value):
+        if not isinstance(value, torch.Tensor) and not _are_tensors(value) and not _is_json_value(value):
             raise _make_error("/".join(key), value, "torch")
     torch.save(_nest({key: _own(value) for key, value in columns.items()}), path)
 
@@ -137,7 +137,7 @@ def write_jsonl(path: Path, columns: Columns, num_rows: int | None) -> None:
         raise InvalidRequestError(argument="path", reason=reason)
     for key, value in columns.items():
         is_real = isinstance(value, torch.Tensor) and not value.is_complex()
-        if not is_real and not _are_tensors(value) and not _is_plain(value):
+        if not is_real and not _are_tensors(value) and not _is_json_value(value):
             raise _make_error("/".join(key), value, "JSON")
     names = list(map(_check_name, columns))
     with open(path, "w", encoding="utf-8") as file:
@@ -187,7 +187,7 @@ def write_memmap(path: Path, columns: Columns, num_rows: int | None) -> None:
             if FROM_TORCH.get(value.dtype) in UNREADABLE_DTYPES:
                 raise _make_dtype_error("/".join(key), value, "memmap")
             shown[key] = value
-        elif not _is_plain(value):
+        elif not _is_json_value(value):
             raise _make_error("/".join(key), value, "memmap")
         else:
             shown[key] = NonTensorData(value) if num_rows is None else NonTensorStack(*value)
@@ -275,12 +275,12 @@ def _are_tensors(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, torch.Tensor) for each in value)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_json_value(value: Any) -> bool:
     """Returns whether a value consists of what JSON has."""
     if isinstance(value, list):
-        return all(map(_is_plain, value))
+        return all(map(_is_json_value, value))
     if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
+        return all(isinstance(key, str) for key in value) and all(map(_is_json_value, value.values()))
     return value is None or type(value) in (bool, int, float, str)
 
 

@@ -118,7 +118,7 @@ class _Column:
                     child = self.children[key] = _Column()
                 child.note(each)
         elif kind is list:
-            shape, elements = _measure(item)
+            shape, elements = _find_shape_and_types(item)
             self._elements |= elements
             self._num_dims.add(len(shape))
             if len(self._shapes) < 2:
@@ -184,12 +184,12 @@ def _iter_rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
         raise make_open_error(path, fault) from fault
 
 
-def _measure(items: list[Any]) -> tuple[tuple[int, ...], set[type]]:
+def _find_shape_and_types(items: list[Any]) -> tuple[tuple[int, ...], set[type]]:
     """Returns the shape of a list, and the types of what is in it; of one without a shape, () and ``object``."""
     kinds = set(map(type, items))
     if list not in kinds:
         return (len(items),), kinds
-    parts = [_measure(each) for each in items] if kinds == {list} else []
+    parts = [_find_shape_and_types(each) for each in items] if kinds == {list} else []
     shapes = {shape for shape, _ in parts}
     if len(shapes) != 1:
         return (), {object}

@@ -75,12 +75,12 @@ class _EpisodeSource(ImportSource):
             for start in range(0, len(episode), max_rows):
                 stop = min(start + max_rows, len(episode))
                 if num_waiting + stop - start > max_rows:
-                    yield num_waiting, _join(waiting)
+                    yield num_waiting, _concatenate_parts(waiting)
                     waiting, num_waiting = [], 0
                 waiting.append({path: column[start:stop] for path, column in columns.items()})
                 num_waiting += stop - start
         if num_waiting:
-            yield num_waiting, _join(waiting)
+            yield num_waiting, _concatenate_parts(waiting)
 
     def _choose(self, columns: _Columns) -> _Columns:
         if not self._keys:
@@ -117,5 +117,5 @@ def _iter_leaves(values: Any, path: Key) -> Iterator[tuple[Key, NDArray[Any]]]:
         yield path, values if isinstance(values, np.ndarray) else make_value_array(values)
 
 
-def _join(parts: list[_Columns]) -> dict[str, Any]:
+def _concatenate_parts(parts: list[_Columns]) -> dict[str, Any]:
     return nest_columns({path: np.concatenate([part[path] for part in parts]) for path in parts[0]})

@@ -182,11 +182,11 @@ def check_granted(asked: str, granted: ChannelChoice, ends: SessionEnds, *, addr
     if transport is not None and transport.needs_device:
         why_not = transport.why_not(ends, True)
     if asked in CHANNEL_TRANSPORTS and (why_not or granted.transport != asked):
-        raise _make_refusal(asked, address, why_not or granted.why_not or "the server gives no reason")
+        raise _make_transport_error(asked, address, why_not or granted.why_not or "the server gives no reason")
     return ChannelChoice(BASE_TRANSPORT, why_not) if why_not else granted
 
 
-def _make_refusal(name: str, address: str, reason: str) -> TDServeError:
+def _make_transport_error(name: str, address: str, reason: str) -> TDServeError:
     error = CHANNEL_TRANSPORTS[name].error
     if error is None:
         reason = f"it cannot be had from the server at {address}: {reason}"

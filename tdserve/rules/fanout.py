@@ -155,20 +155,20 @@ class Fanout:
             return Placement()
         tree = self._trees.setdefault(content, _RelayTree(version, content))
         if num_failed >= MAX_TRIES or len(self._unconnected.get(puller, ())) >= MAX_TRIES:
-            return self._join(tree, puller, None, keeps=False)
+            return self._add_link(tree, puller, None, keeps=False)
         has_room = self._count_from_server(tree) < limit
         if (
             has_room
             and puller not in tree.relays
             and sum(relay.source == SERVER for relay in _iter_living(tree)) < limit
         ):
-            return self._join(tree, puller, None, keeps=True)
+            return self._add_link(tree, puller, None, keeps=True)
         free = [relay for relay in _iter_living(tree) if self._can_serve(tree, relay, puller)]
         if free:
             best = min(free, key=lambda relay: (relay.depth, len(relay.links)))
-            return self._join(tree, puller, best, keeps=self._shall_keep(tree, puller, num_waiting))
+            return self._add_link(tree, puller, best, keeps=self._shall_keep(tree, puller, num_waiting))
         if has_room and not any(self._may_serve(tree, relay, puller) for relay in _iter_living(tree)):
-            return self._join(tree, puller, None, keeps=self._shall_keep(tree, puller, num_waiting))
+            return self._add_link(tree, puller, None, keeps=self._shall_keep(tree, puller, num_waiting))
         return None
 
     def find_puller(self, link: int) -> int | None:
@@ -299,7 +299,7 @@ class Fanout:
         for old in sorted(self._pullers)[:-2]:
             del self._pullers[old]
 
-    def _join(self, tree: _RelayTree, puller: int, relay: _Relay | None, *, keeps: bool) -> Placement:
+    def _add_link(self, tree: _RelayTree, puller: int, relay: _Relay | None, *, keeps: bool) -> Placement:
         number = next(self._numbers)
         source, kept = (SERVER, 0) if relay is None else (relay.session, relay.link)
         self._links[number] = _RelayLink(number, puller, source, kept, tree)

@@ -238,7 +238,7 @@ class Soak:
         shutil.rmtree(folder)
         self._result.num_rounds += 1
         self._num_calm_rounds += is_calm
-        self._measure(is_calm=is_calm)
+        self._measure_at_rest(is_calm=is_calm)
 
     def _plan_kill(self) -> None:
         """Chooses when the next kill is, which may be in a later round: a round may be shorter than the pause."""
@@ -303,7 +303,7 @@ class Soak:
 
         await_state(look, "progress of all clients", timeout_s=RECOVERY_S)
 
-    def _measure(self, *, is_calm: bool) -> None:
+    def _measure_at_rest(self, *, is_calm: bool) -> None:
         """Measures, when all stores of the round are deleted and the clients are idle."""
         time.sleep(min(SETTLE_S, self._options.round_s / 4))
         at_s = time.monotonic() - self._begin_s

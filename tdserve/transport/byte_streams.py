@@ -101,7 +101,7 @@ class SocketStream:
 
     def make_lost_error(self, fault: OSError) -> PeerLostError:
         """Returns our error for the socket's."""
-        reason = "the stream is closed" if self._is_closed else _describe(fault)
+        reason = "the stream is closed" if self._is_closed else _explain_fault(fault)
         return PeerLostError(peer=self._peer, reason=reason)
 
     def _close_unused(self) -> None:
@@ -127,5 +127,5 @@ class _Use:
             raise self._stream.make_lost_error(fault) from fault
 
 
-def _describe(fault: OSError) -> str:
+def _explain_fault(fault: OSError) -> str:
     return os.strerror(fault.errno) if fault.errno else str(fault)

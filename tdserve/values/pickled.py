@@ -32,7 +32,7 @@ def dump(value: Any, *, key: str = "") -> bytes:
         _Pickler(written, protocol=_PROTOCOL).dump(value)
         return written.getvalue()
     except Exception as error:  # noqa: BLE001 - an object's own __reduce__ may raise anything
-        raise _make_refusal(f"pickling a {_name(value)} at key {key!r}", error) from None
+        raise _make_pickling_error(f"pickling a {_name(value)} at key {key!r}", error) from None
 
 
 def load(content: bytes | memoryview, *, key: str = "") -> Any:
@@ -44,7 +44,7 @@ def load(content: bytes | memoryview, *, key: str = "") -> Any:
     try:
         return pickle.loads(content)  # noqa: S301 - the user asked for it
     except Exception as error:  # noqa: BLE001 - what a pickle runs may raise anything
-        raise _make_refusal(f"unpickling the value at key {key!r}", error) from None
+        raise _make_pickling_error(f"unpickling the value at key {key!r}", error) from None
 
 
 class _Pickler(pickle.Pickler):
@@ -84,5 +84,5 @@ def _name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _make_refusal(feature: str, error: Exception) -> NotSupportedError:
+def _make_pickling_error(feature: str, error: Exception) -> NotSupportedError:
     return NotSupportedError(feature=feature, reason=f"{type(error).__name__}: {error}"[:300])

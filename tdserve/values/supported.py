@@ -84,7 +84,7 @@ def check_values(values: Collection[Any], *, key: str = "") -> None:
         content: _IterContent = _iter_content if dict in kinds else chain.from_iterable
         kinds = set(map(type, content(held)))
         level = [] if ATOMS.issuperset(kinds) else list(content(held))
-    raise _make_refusal(f"the value at key {key!r}", "it contains itself, or its containers are nested too deep")
+    raise _make_value_error(f"the value at key {key!r}", "it contains itself, or its containers are nested too deep")
 
 
 def _iter_content(held: Collection[Any]) -> Iterator[Any]:
@@ -111,10 +111,10 @@ def check_other(value: Any, key: str) -> None:
         return
     if kind is not np.ndarray and not (isinstance(value, np.generic) and kind.__module__ == "numpy"):
         reason = f"{TRAVELLING} travel; convert it"
-        raise _make_refusal(f"a {kind.__module__}.{kind.__qualname__} at key {key!r}", reason)
+        raise _make_value_error(f"a {kind.__module__}.{kind.__qualname__} at key {key!r}", reason)
     if value.dtype.kind not in _ARRAY_KINDS or value.dtype.char in UNPORTABLE or _is_hollow(value):
         reason = "arrays of numbers, bool, str, bytes, datetime64 and timedelta64 travel"
-        raise _make_refusal(f"a NumPy value of dtype {value.dtype} at key {key!r}", reason)
+        raise _make_value_error(f"a NumPy value of dtype {value.dtype} at key {key!r}", reason)
 
 
 def _has_plain_timezone(value: Any) -> bool:
@@ -130,5 +130,5 @@ def _is_hollow(value: Any) -> bool:
     return type(value) is np.ndarray and value.dtype.itemsize == 0
 
 
-def _make_refusal(feature: str, reason: str) -> NotSupportedError:
+def _make_value_error(feature: str, reason: str) -> NotSupportedError:
     return NotSupportedError(feature=feature, reason=f"{reason}; or use {REMEDY}")

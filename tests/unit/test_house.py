@@ -281,6 +281,7 @@ EXAMPLES = [
     (house.size_faults, {"t.a": "def f():\n  'doc'\n" + "  x = 1\n" * 60}, "f has 61 lines"),
     (house.name_faults, {"t.a": "class StoreManager: pass"}, "name StoreManager after its role"),
     (house.name_faults, {"t.utils": ""}, "name the file"),
+    (house.name_faults, {"t.a": "def _is_plain(value): pass"}, "name _is_plain after its role"),
     (house.participle_faults, {"t.a": "def mended_rows(): pass"}, "begin the name of mended_rows with a verb"),
     (house.participle_faults, {"t.a": "class A:\n  async def _told(self): pass"}, "begin the name of _told"),
     (house.participle_faults, {"t.a": "def num_rows(): pass"}, "begin the name of num_rows"),

@@ -31,11 +31,11 @@ POOL_ROWS = 512
 
 def measure_dataset(stage: Stage) -> Generator[Case]:
     """Measures shuffled batches of 256 rows, of small rows and of large ones, with a DataLoader and without one."""
-    yield from _measure(stage, "transitions", make_transitions(POOL_ROWS), stage.sizes.replay_rows)
-    yield from _measure(stage, "pixels", make_pixels(POOL_ROWS), stage.sizes.pixel_rows)
+    yield from _measure_loader(stage, "transitions", make_transitions(POOL_ROWS), stage.sizes.replay_rows)
+    yield from _measure_loader(stage, "pixels", make_pixels(POOL_ROWS), stage.sizes.pixel_rows)
 
 
-def _measure(stage: Stage, what: str, pool: Pool, num_rows: int) -> Iterator[Case]:
+def _measure_loader(stage: Stage, what: str, pool: Pool, num_rows: int) -> Iterator[Case]:
     """Measures the loader and ``store.batches`` beside two floors: samples of a replay with the same rows, and random
     rows of the store that this process reads.
     """

@@ -63,7 +63,7 @@ def measure_many_clients(stage: Stage) -> Generator[Case]:
         yield from _measure_bare(stage)
     pool = make_transitions(POOL_ROWS)
     with open_filled(stage, STORE, pool, stage.sizes.replay_rows):
-        yield from _measure(stage, stage.address, stage.servers)
+        yield from _measure_client_counts(stage, stage.address, stage.servers)
 
 
 def measure_cluster(stage: Stage) -> Generator[Case]:
@@ -79,7 +79,7 @@ def measure_cluster(stage: Stage) -> Generator[Case]:
             table = client.create_replay(STORE, pool.rows[0], stage.sizes.replay_rows, shards="all")
             for number, batch in enumerate(islice(pool.iter_batches(FILL_ROWS), stage.sizes.replay_rows // FILL_ROWS)):
                 table.extend(batch, writer=number + 1)
-            yield from _measure(stage, address, servers, f", {num_shards} shard{'s'[: num_shards - 1]}")
+            yield from _measure_client_counts(stage, address, servers, f", {num_shards} shard{'s'[: num_shards - 1]}")
 
 
 def _measure_bare(stage: Stage) -> Iterator[Case]:
@@ -103,7 +103,7 @@ def open_servers(stage: Stage, num_servers: int) -> Iterator[tuple[str, Processe
         yield address, wait_for_processes(started)
 
 
-def _measure(stage: Stage, address: str, servers: Processes, where: str = "") -> Generator[Case]:
+def _measure_client_counts(stage: Stage, address: str, servers: Processes, where: str = "") -> Generator[Case]:
     """Measures 1, 2, 4 and more clients of one server or of several.
 
     Args:

@@ -98,17 +98,17 @@ class _Making:
         if not self._num_made:
             self._idle_before = self._measure_idle()
         processes = {**self._servers, CLIENT: [os.getpid()]}
-        before, before_s = self._measure(), read_cpu_s(processes)
+        before, before_s = self._measure_servers(), read_cpu_s(processes)
         made = time_round(self._make, Pacing(0.0, min_ops=self._num_more, max_ops=self._num_more))
         cpu_us = {
             part: 1e6 * (now_s - before_s[part]) / self._num_more for part, now_s in read_cpu_s(processes).items()
         }
         self._num_made += self._num_more
         idle = max(self._measure_idle() - self._idle_before, 0.0) / self._num_made
-        grown = {name: (now - before[name]) / self._num_more for name, now in self._measure().items()}
+        grown = {name: (now - before[name]) / self._num_more for name, now in self._measure_servers().items()}
         return Round(made.op_s, made.elapsed_s, details={**name_cpu(cpu_us), **grown, "idle CPU": idle})
 
-    def _measure(self) -> Mapping[str, float]:
+    def _measure_servers(self) -> Mapping[str, float]:
         """Returns KiB, descriptors and bytes of the catalog, by name."""
         memory = {name.replace("MiB", "KiB"): 1024 * mib for name, mib in read_mib(self._servers).items()}
         descriptors = {

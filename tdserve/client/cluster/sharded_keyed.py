@@ -141,7 +141,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         server as every call does."""
         return _Wait(self.make_deadline(timeout_s or None), 0 if timeout_s == 0 else None)
 
-    def _join(self, keys: Sequence[str], found: dict[int, Any]) -> Any:
+    def _merge_in_key_order(self, keys: Sequence[str], found: dict[int, Any]) -> Any:
         """Puts what the parts have returned, one each for their keys, in the order of the keys."""
         where = self._split(keys)
         if all(isinstance(each, list) for each in found.values()):
@@ -185,7 +185,11 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
             def put_some(part: Any, some: list[str], where: list[int]) -> Any:
                 return part.put(some, choose_rows(values, torch.tensor(where)), _choose_versions(expected, where))
 
-            return self._join(names, self._ask_owners(names, put_some, deadline, done="put")) if names else []
+            return (
+                self._merge_in_key_order(names, self._ask_owners(names, put_some, deadline, done="put"))
+                if names
+                else []
+            )
 
         return self._cluster.later(put, deadline) if return_early else put()
 
@@ -249,7 +253,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
             with within(wait.deadline):
                 self._wait_present(names, wait.timeout_s)
         try:
-            return self._join(names, self._ask_owners(names, pop, wait.deadline, done="popped"))
+            return self._merge_in_key_order(names, self._ask_owners(names, pop, wait.deadline, done="popped"))
         except TDServeError as error:
             error.values = popped or None
             raise
@@ -291,7 +295,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         if not names:
             return self.ask_part(0, lambda part: get(part, names), wait.deadline)
         found = self._ask_owners(names, get, wait.deadline)
-        return self._join(names, found)
+        return self._merge_in_key_order(names, found)
 
     def get_with_versions(
         self,
@@ -312,15 +316,19 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
             return one
         names = list_keys(keys)
         found = self._ask_owners(names, get, wait.deadline)
-        values = self._join(names, {shard: each[0] for shard, each in found.items()})
-        return values, self._join(names, {shard: each[1] for shard, each in found.items()})
+        values = self._merge_in_key_order(names, {shard: each[0] for shard, each in found.items()})
+        return values, self._merge_in_key_order(names, {shard: each[1] for shard, each in found.items()})
 
     def versions(self, keys: str | Sequence[str]) -> Any:
         """Returns the version of an entry, or of each of several; 0 if it is absent."""
         if isinstance(keys, str):
             return self.ask_part(self._find_shard(keys), lambda part: part.versions(keys))
         names = list_keys(keys)
-        return self._join(names, self._ask_owners(names, lambda part, some, _: part.versions(some))) if names else []
+        return (
+            self._merge_in_key_order(names, self._ask_owners(names, lambda part, some, _: part.versions(some)))
+            if names
+            else []
+        )
 
     def keys(self, prefix: str = "") -> list[str]:
         """Lists the keys of the servers that answer, sorted by code point."""

@@ -153,7 +153,7 @@ class Uploads:
         staged = [leaf for leaf in found.values() if _is_staged(leaf)]
         offsets, nbytes = _compute_offsets([leaf.nbytes for leaf in staged])
         memory = self._device.allocate(nbytes)
-        copied = self._copy([_view_bytes(leaf) for leaf in staged], offsets, memory)
+        copied = self._copy([_view_as_bytes(leaf) for leaf in staged], offsets, memory)
         moved = {id(leaf): _view(memory, leaf, offset) for leaf, offset in zip(staged, offsets, strict=True)}
         is_all = len(moved) == len(found)
 
@@ -286,7 +286,7 @@ def _is_staged(leaf: torch.Tensor) -> bool:
     return leaf.device.type == "cpu" and leaf.layout is torch.strided and not leaf.is_nested and leaf.numel() > 0
 
 
-def _view_bytes(leaf: torch.Tensor) -> torch.Tensor:
+def _view_as_bytes(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 

@@ -58,10 +58,10 @@ class _Views(Sequence[NDArray[np.uint8]]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[NDArray[np.uint8]]: ...
     def __getitem__(self, index: int | slice) -> NDArray[np.uint8] | Sequence[NDArray[np.uint8]]:
-        return _Views(self._tensors[index]) if isinstance(index, slice) else _view_bytes(self._tensors[index])
+        return _Views(self._tensors[index]) if isinstance(index, slice) else _view_array(self._tensors[index])
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
-        return map(_view_bytes, self._tensors)
+        return map(_view_array, self._tensors)
 
 
 def make_leaves(captured: Captured, layout: Layout) -> Leaves:
@@ -78,7 +78,7 @@ def make_leaves(captured: Captured, layout: Layout) -> Leaves:
     return leaves
 
 
-def _view_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+def _view_array(tensor: torch.Tensor) -> NDArray[np.uint8]:
     """Returns the bytes of a tensor, as ``view_bytes``; half the time if NumPy has the dtype."""
     if tensor.dtype not in _OF_NUMPY or not tensor.numel():
         return view_bytes(tensor).numpy()
@@ -98,7 +98,7 @@ def make_source(captured: Captured, layout: Layout) -> Source:
     if not any(reads):
         return LeafBuffers([tensor.cpu().contiguous() for tensor in leaves.tensors])
     return ReadEnd(
-        [read or _view_bytes(tensor.cpu().contiguous()) for read, tensor in zip(reads, leaves.tensors, strict=True)]
+        [read or _view_array(tensor.cpu().contiguous()) for read, tensor in zip(reads, leaves.tensors, strict=True)]
     )
 
 

@@ -189,7 +189,7 @@ def agree(
             verdict = group_pb2.GroupVerdict.FromString(recv_notes(channel, [0], sent)[0])
     known.learn(verdict.fingerprint, verdict)
     if verdict.HasField("failure"):
-        return Agreed(failure=_make_refusal(verdict, own, rank))
+        return Agreed(failure=_make_member_error(verdict, own, rank))
     spec = known.get(verdict.fingerprint) if verdict.fingerprint else None
     return Agreed(spec, list(verdict.values_nbytes))
 
@@ -229,7 +229,7 @@ def agree_pair(
         return Agreed(failure=own or InvalidRequestError(argument="call of two members", reason=reason))
     if own is not None or other.HasField("failure"):
         verdict = group_pb2.GroupVerdict(failure=other.failure, rank=peer)
-        return Agreed(failure=_make_refusal(verdict, own, channel.rank))
+        return Agreed(failure=_make_member_error(verdict, own, channel.rank))
     giver, taker = (call, other) if check is None else (other, call)
     spec = (sent_specs if check is None else received_specs).get(giver.fingerprint)
     if taker.fingerprint not in (b"", giver.fingerprint):
@@ -239,7 +239,7 @@ def agree_pair(
         else:
             result = group_pb2.GroupCall.FromString(recv_notes(channel, [peer])[0])
             verdict = group_pb2.GroupVerdict(failure=result.failure, rank=peer)
-            own = _make_refusal(verdict, None, channel.rank) if result.HasField("failure") else None
+            own = _make_member_error(verdict, None, channel.rank) if result.HasField("failure") else None
         if own is not None:
             return Agreed(failure=own)
     return Agreed(spec, [*giver.values_nbytes])
@@ -290,7 +290,7 @@ def _make_result(error: TDServeError | None) -> group_pb2.GroupCall:
     return group_pb2.GroupCall() if error is None else group_pb2.GroupCall(failure=encode_failure(error))
 
 
-def _make_refusal(verdict: group_pb2.GroupVerdict, own: TDServeError | None, rank: int) -> TDServeError:
+def _make_member_error(verdict: group_pb2.GroupVerdict, own: TDServeError | None, rank: int) -> TDServeError:
     """Returns the error that a member raises after a refusal: its own, or one that names the member at fault."""
     if own is not None:
         return own

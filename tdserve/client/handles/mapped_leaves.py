@@ -75,7 +75,7 @@ def read_small_leaf(client: SessionClient, name: str, spec: Spec, path: Path) ->
         ClosedError, ForkedClientError: The client cannot be used.
     """
     leaf = spec.tensors_by_path.get(path)
-    if leaf is None or leaf.nbytes > MAX_CLONED_BYTES or not _is_plain(spec, leaf):
+    if leaf is None or leaf.nbytes > MAX_CLONED_BYTES or not _is_read_as_stored(spec, leaf):
         return None
     client.catalog.check_usable()
     mover = client.mover
@@ -83,7 +83,7 @@ def read_small_leaf(client: SessionClient, name: str, spec: Spec, path: Path) ->
     return None if store is None or store.compares_rows else _copy_leaf(store, path)
 
 
-def _is_plain(spec: Spec, leaf: TensorLeaf) -> bool:
+def _is_read_as_stored(spec: Spec, leaf: TensorLeaf) -> bool:
     """Returns whether a read of a leaf gives exactly the tensor in the files."""
     is_marked = leaf.kind is not TensorKind.PLAIN or leaf.requires_grad
     return not is_marked and not spec.has_ragged and spec.root.device != META

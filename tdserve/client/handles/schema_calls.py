@@ -324,7 +324,7 @@ class AlterableHandle(TensorDictCalls):
         found = require_content(read_selection(self._store.client, name, deadline=deadline, allow_pickle=allow_pickle))
         td = found.build()
         self._store.refresh(deadline)
-        if not (_is_plain(self.spec) and _is_plain(found.spec)):
+        if not (_has_no_stack(self.spec) and _has_no_stack(found.spec)):
             return self._overwrite(td, deadline)
         entries: dict[Path, Any] = {(key,): get_entry(td, (key,)) for key, _ in found.spec.root.entries}
         content = capture_addition(self.spec, entries, store=self.name, allow_pickle=True)
@@ -504,6 +504,6 @@ def _select_values(values: Any, keys: Sequence[str | Path] | None) -> Any:
     return found
 
 
-def _is_plain(spec: Spec) -> bool:
+def _has_no_stack(spec: Spec) -> bool:
     """Returns whether keys can be added to a structure and removed from it: it has no lazy stack."""
     return spec.root.stack_dim is None and spec.root.inner is None

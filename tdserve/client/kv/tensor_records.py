@@ -67,7 +67,7 @@ def encode_column(column: Column, *, copies: bool) -> SplitColumn:
     width = len(head) + first.nbytes
     sizes = np.full(num_rows, width)
     if first.nbytes >= LARGE_BYTES and not copies:
-        pieces = zip(repeat(head), map(_view_bytes, column), strict=False)
+        pieces = zip(repeat(head), map(_view_in_c_order, column), strict=False)
         return SplitColumn(sizes, [list(chain.from_iterable(pieces))])
     flat = torch.empty(num_rows * width, dtype=torch.uint8)
     flat.view(num_rows, width)[:, : len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
@@ -77,7 +77,7 @@ def encode_column(column: Column, *, copies: bool) -> SplitColumn:
     return SplitColumn(sizes, [[flat.numpy().data]])
 
 
-def _view_bytes(tensor: torch.Tensor) -> memoryview:
+def _view_in_c_order(tensor: torch.Tensor) -> memoryview:
     """Returns the bytes of a tensor, in C order; a copy if they are in another one."""
     plain = tensor if tensor.is_contiguous() else tensor.contiguous()
     bits = plain if plain.dtype in _SHARED_DTYPES else plain.detach().view(torch.uint8)

@@ -169,14 +169,16 @@ def join_requests(requests: Sequence[control_pb2.ExtendRequest]) -> control_pb2.
     if requests[-1].HasField("policy_news"):
         whole.policy_news.CopyFrom(requests[-1].policy_news)
     if first.HasField("priorities"):
-        whole.priorities.data = b"".join(_spread(each.priorities.data, each.num_rows, 8) for each in requests)
+        whole.priorities.data = b"".join(_repeat_number(each.priorities.data, each.num_rows, 8) for each in requests)
     if first.HasField("policy_versions"):
-        whole.policy_versions.data = b"".join(_spread(each.policy_versions.data, each.num_rows, 8) for each in requests)
+        whole.policy_versions.data = b"".join(
+            _repeat_number(each.policy_versions.data, each.num_rows, 8) for each in requests
+        )
     if any(request.HasField("ends") for request in requests):
-        whole.ends.data = b"".join(_spread(each.ends.data or b"\0", each.num_rows, 1) for each in requests)
+        whole.ends.data = b"".join(_repeat_number(each.ends.data or b"\0", each.num_rows, 1) for each in requests)
     return whole
 
 
-def _spread(content: bytes, num_rows: int, itemsize: int) -> bytes:
+def _repeat_number(content: bytes, num_rows: int, itemsize: int) -> bytes:
     """Returns one number per row; a single one is repeated for all."""
     return content if len(content) == num_rows * itemsize else np.tile(np.frombuffer(content, "V1"), num_rows).tobytes()

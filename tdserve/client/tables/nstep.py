@@ -75,7 +75,7 @@ class NStep:
         tensors = dict(spec.tensors)
         following = to_key_path("next_key", self.next_key) or ("next",)
         if not any(path[: len(following)] == following for path in tensors):
-            raise _make_refusal("next_key", f"the rows have no tensors at {quote(following)}")
+            raise _make_nstep_error("next_key", f"the rows have no tensors at {quote(following)}")
         reward = to_key_path("reward_key", self.reward_key) or _find_first(
             tensors, ((*following, "reward"), ("reward",))
         )
@@ -225,19 +225,19 @@ def _find_default_ends(tensors: dict[Path, TensorLeaf], following: Path) -> tupl
 
 def _check_reward(leaf: TensorLeaf | None, path: Path) -> None:
     if leaf is None:
-        raise _make_refusal("reward_key", f"the rows have no tensor at {quote(path)}")
+        raise _make_nstep_error("reward_key", f"the rows have no tensor at {quote(path)}")
     if leaf.dtype not in _FLOATS:
-        raise _make_refusal(
+        raise _make_nstep_error(
             "reward_key", f"the rewards at {quote(path)} are {leaf.dtype}, which rounds discounted sums"
         )
 
 
 def _check_end(leaf: TensorLeaf | None, path: Path) -> None:
     if leaf is None:
-        raise _make_refusal("done_key", f"the rows have no tensor at {quote(path)}")
+        raise _make_nstep_error("done_key", f"the rows have no tensor at {quote(path)}")
     if math.prod(leaf.shape) != 1:
-        raise _make_refusal("done_key", f"{quote(path)} has {math.prod(leaf.shape)} elements, and a row one end")
+        raise _make_nstep_error("done_key", f"{quote(path)} has {math.prod(leaf.shape)} elements, and a row one end")
 
 
-def _make_refusal(argument: str, reason: str) -> InvalidRequestError:
+def _make_nstep_error(argument: str, reason: str) -> InvalidRequestError:
     return InvalidRequestError(argument="n_step", reason=f"{reason}; pass {argument}= to NStep")

@@ -191,7 +191,7 @@ def receive_answer(
             announced.channel.wait_all(announced.works, compute_transfer_timeout_s(reply.deadline))
         except (TransportError, DeadlineExceededError) as error:
             raise abort_transfer(session, reply.pending, error, reply.deadline) from error
-        session.observed_calls.count_content(bytes_out=_measure(layout, announced.values))
+        session.observed_calls.count_content(bytes_out=_compute_nbytes(layout, announced.values))
         return Received(layout, _show_columns(layout, announced.columns))
     inline = reply.answer.done.inline if reply.answer.HasField("done") else None
     content_channel = None if inline is not None else session.find_channel(reply.pending, reply.answer.accepted)
@@ -210,11 +210,11 @@ def receive_answer(
         )
     except (TransportError, DeadlineExceededError) as error:
         raise abort_transfer(session, reply.pending, error, reply.deadline) from error
-    session.observed_calls.count_content(bytes_out=_measure(layout, values) + len(reply.accepted.values))
+    session.observed_calls.count_content(bytes_out=_compute_nbytes(layout, values) + len(reply.accepted.values))
     return received
 
 
-def _measure(layout: Layout, values: torch.Tensor | None) -> int:
+def _compute_nbytes(layout: Layout, values: torch.Tensor | None) -> int:
     return sum(layout.message_nbytes) + (0 if values is None else values.nbytes)
 
 

@@ -60,7 +60,7 @@ def lead(
                 rate = f"{num_rows:,} rows ({(num_rows - before) / (seen_s - before_s):,.0f}/s)"
                 yield f"version {version:3}: {rate}, mean reward {batch['reward'].mean().item():.2f}"
         with reports.take(num_collectors, timeout_s=PATIENCE_S) as found:
-            yield from map(_describe, sorted(found, key=lambda report: int(report["collector"])))
+            yield from map(_describe_collection, sorted(found, key=lambda report: int(report["collector"])))
     finally:
         with suppress(TDServeError):
             for name in names:
@@ -68,7 +68,7 @@ def lead(
                     client.delete(name)
 
 
-def _describe(report: TensorDictBase) -> str:
+def _describe_collection(report: TensorDictBase) -> str:
     num_rows, seconds = int(report["num_rows"]), float(report["seconds"])
     who = f"collector {int(report['collector'])} ({report['device']})"
     return f"{who}: {num_rows:,} rows ({num_rows / seconds:,.0f}/s), {int(report['num_versions'])} versions seen"

@@ -71,10 +71,10 @@ class RowPreviews:
             priorities = None
             if described.capacity and _has_priorities(described.settings):
                 priorities = _read_priorities(client, name, described.num_rows)
-        shown = [self._describe(column) for column in columns[:MAX_LEAVES]]
+        shown = [self._describe_column(column) for column in columns[:MAX_LEAVES]]
         return {"leaves": shown, "num_more": max(len(columns) - MAX_LEAVES, 0), "priorities": priorities}
 
-    def _describe(self, column: Column) -> dict[str, Any]:
+    def _describe_column(self, column: Column) -> dict[str, Any]:
         path = column.path[0] if len(column.path) == 1 else column.path
         rows = [column.value[row] for row in range(len(column.value))] if column.is_per_row else [column.value]
         arrays = [array for row in rows[:MAX_ROWS] if (array := to_array(row)) is not None]

@@ -133,7 +133,7 @@ class PermitMover(SessionMover):
         values = b""
         if self._client.lacks_values and store.spec.values:
             paths = [path for path, _ in select_keys(store.spec, decode_paths(keys), store=store.name).values]
-            values = await self._read_values(store, paths, await _spread(store, plan.rows))
+            values = await self._read_values(store, paths, await _spread_in_pieces(store, plan.rows))
         rest = [await encode_apart(plan, partial(_make_answer if is_kept else _make_permit, values=values))]
         accepted.uid, accepted.structure = store.record.uid, store.record.structure
         if not rest[0]:
@@ -237,7 +237,7 @@ async def _look_up(store: OpenedStore, selection: Selection) -> tuple[int, NDArr
     return look_up() if math.prod(store.spec.batch_size) <= PIECE_ROWS else await asyncio.to_thread(look_up)
 
 
-async def _spread(store: OpenedStore, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+async def _spread_in_pieces(store: OpenedStore, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     num_each = math.prod(store.spec.batch_size[1:])
     is_long = len(rows) * num_each > PIECE_ROWS
     return await asyncio.to_thread(spread, rows, num_each) if is_long else spread(rows, num_each)

@@ -138,7 +138,7 @@ class Adopted:
         top = Folder(".")
         folders: dict[FileName, Folder] = {(): top}
         for path, names in self.files:
-            if path in leaves and all(map(_is_plain, names)):
+            if path in leaves and all(map(_is_file_name, names)):
                 folder = _get_folder(folders, names[:-1])
                 folder.files.append((names[-1], path, leaves[path]))
         return top
@@ -173,7 +173,7 @@ def resolve_path(path: str) -> str:
     return found
 
 
-def _is_plain(name: str) -> bool:
+def _is_file_name(name: str) -> bool:
     return "/" not in name and name not in ("", ".", "..")
 
 

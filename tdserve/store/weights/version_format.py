@@ -94,7 +94,7 @@ class VersionLayout:
     @cached_property
     def _frame(self) -> tuple[bytes, bytes]:
         """The header before and after the caller's metadata: the same for every version of this spec."""
-        own = _dump(_describe(self.spec))
+        own = _dump(_describe_leaves(self.spec))
         head = f'{{"__metadata__":{{{_dump(OWN_KEY)}:{_dump(own)}'
         leaves = dict(self.spec.tensors)
         tensors = "".join(
@@ -152,7 +152,7 @@ def _describe_leaf(leaf: TensorLeaf, offset: int, nbytes: int) -> dict[str, Any]
     return {"dtype": code, "shape": [*leaf.shape, *more], "data_offsets": [offset, offset + nbytes]}
 
 
-def _describe(spec: Spec) -> dict[str, Any]:
+def _describe_leaves(spec: Spec) -> dict[str, Any]:
     leaves = [
         {"name": escape(path), "key": list(path), "dtype": leaf.dtype, "shape": list(leaf.shape)}
         for path, leaf in spec.tensors

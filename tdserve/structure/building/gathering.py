@@ -12,6 +12,11 @@ from numpy.typing import NDArray
 from tdserve.base.errors import TDServeError
 from tdserve.structure.captures.capture import capture_as
 from tdserve.structure.captures.captured import Captured
+from tdserve.structure.capture import capture_as
+from tdserve.structure.captured import Captured
+from tdserve.structure.changes import rebatch, rename_dims
+from tdserve.structure.nodes import PACKED, DimNames, Form, Node, Path, ValueLeaf
+from tdserve.structure.rows import repeat_value
 from tdserve.structure.stacks.elements import Element, Note, flatten_elements, nest_list, unbind, unwrap
 from tdserve.structure.stacks.restacking import group_parts
 from tdserve.structure.tensors.torch_types import to_indexable, to_torch
@@ -187,7 +192,10 @@ def _join_member(member: Spec, parts: list[Any], around: tuple[int, ...]) -> Cap
             if is_shared:
                 values[path] = held[0]
                 continue
-            held = [_spread(value, leaf) for value, leaf in zip(held, given, strict=True)]
+            held = [
+                value if leaf.per_row else repeat_value(value, leaf.batch_size)
+                for value, leaf in zip(held, given, strict=True)
+            ]
         values[path] = nest_list(held, around)
         if _is_torn(values[path], value_leaf):
             raise _Other
@@ -200,14 +208,6 @@ def _is_torn(elements: Any, leaf: ValueLeaf) -> bool:
     if leaf.ragged is None or leaf.ragged.form not in (Form.JAGGED, Form.NESTED) or depth < 2:
         return False
     return any(len({tuple(part.shape) for part in flatten_elements(row, depth - 1)}) > 1 for row in elements)
-
-
-def _spread(value: Any, leaf: ValueLeaf) -> Any:
-    """Returns a value for each element of a leaf."""
-    if not leaf.per_row:
-        for size in reversed(leaf.batch_size):
-            value = [value] * size
-    return value
 
 
 def _find_same(held: list[Any]) -> Any:

@@ -178,7 +178,7 @@ class _DictReader:
             return found
         for key, value in content.items():  # without any tensor
             if isinstance(place.entries.get(key), (ValueLeaf, Node)):
-                return _measure(value)[: place.num_dims]
+                return _find_shape(value)[: place.num_dims]
         return ()
 
     def _find_leading(
@@ -195,7 +195,7 @@ class _DictReader:
             num_known = _count_dims(entry)
             if num_known is None or getattr(value, "is_nested", False):
                 continue
-            sizes = _measure(value)
+            sizes = _find_shape(value)
             if (num_own := num_dims + len(sizes) - num_known) < 0:
                 expected = f"at least {num_known - num_dims} dimensions"
                 raise self._make_mismatch((*path, key), expected, f"shape {list(sizes)}")
@@ -340,7 +340,7 @@ class _DictReader:
         if isinstance(value, tuple) and batch_size and _are_texts(value):
             value = list(value)
         if batch_size and isinstance(value, (list, np.ndarray)):
-            sizes = _measure(value)[: len(batch_size)]
+            sizes = _find_shape(value)[: len(batch_size)]
             if sizes != batch_size:
                 expected, actual = (
                     (f"{batch_size[0]} values, one per row", f"{sizes[0]}")
@@ -395,13 +395,13 @@ def _are_texts(values: Sequence[Any]) -> bool:
     return all(isinstance(each, (str, bytes)) for each in values)
 
 
-def _measure(value: Any) -> tuple[int, ...]:
+def _find_shape(value: Any) -> tuple[int, ...]:
     """Returns the shape of an array, a tensor, or nested lists; of lists that differ that of the first."""
     shape = getattr(value, "shape", None)
     if shape is not None:
         return tuple(shape)
     if isinstance(value, (list, tuple)):
-        return (len(value), *(_measure(value[0]) if value else ()))
+        return (len(value), *(_find_shape(value[0]) if value else ()))
     return ()
 
 
@@ -449,7 +449,7 @@ def _make_value(value: Any, batch_size: tuple[int, ...]) -> Any:
     """Returns the entry of a non-tensor value: one per row if there are as many, else one for all."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
-    sizes = _measure(value) if isinstance(value, list) else ()
+    sizes = _find_shape(value) if isinstance(value, list) else ()
     if not batch_size or 0 in batch_size or sizes[: len(batch_size)] != batch_size:
         return make_single_value(value, batch_size, None, None)
     return _stack_values(value, batch_size)

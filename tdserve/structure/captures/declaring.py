@@ -47,7 +47,7 @@ def declare_ragged(spec: Spec, values: Mapping[Path, Any], ragged: Declared, *, 
         elif isinstance(entry, TensorLeaf):
             changed[path] = _make_ragged_tensor(entry, path, dims, spec)
         elif entry.ragged is None:
-            raise _make_refusal(path, "a non-tensor value has no dimensions")
+            raise _make_ragged_error(path, "a non-tensor value has no dimensions")
     root = spec.root
     if root.inner is not None and root.batch_size:
         return Spec(wrap_element(root))
@@ -242,7 +242,7 @@ def _make_ragged_tensor(
         at = dim + len(leaf.shape) if dim < 0 else dim
         if not len(batch_size) <= at < len(leaf.shape):
             where = f" after its batch dimensions {list(batch_size)}" if batch_size else ""
-            raise _make_refusal(path, f"a tensor of shape {list(leaf.shape)} has no dimension {dim}{where}")
+            raise _make_ragged_error(path, f"a tensor of shape {list(leaf.shape)} has no dimension {dim}{where}")
         free.add(at)
     shape = tuple(-1 if dim in free else size for dim, size in enumerate(leaf.shape))[len(batch_size) :]
     # A jagged tensor has one batch dimension and one dimension that differs, which is a row's first.
@@ -268,7 +268,7 @@ def _pack_node(node: Node, path: Path, around: tuple[int, ...] = (), *, is_one_s
         element = drop_batch_dim(element, 0)
     inner, entries = summarise([element], around)
     if is_one_structure and not inner:
-        raise _make_refusal(path, "its rows have no batch dimension that could differ")
+        raise _make_ragged_error(path, "its rows have no batch dimension that could differ")
     if inner:
         inner, entries = free(inner), tuple((key, reshape_known(entry, free)) for key, entry in entries)
     stack_dim = find_packed_stack_dim(None if node.stack_dim == -1 else node.stack_dim, len(around))
@@ -316,5 +316,5 @@ def _mark_stacks(node: Node, path: Path, num_dims: int = 0) -> Node:
     return node._replace(entries=entries, stack_dim=-1 if has_pieces else None)
 
 
-def _make_refusal(path: Path, reason: str) -> InvalidRequestError:
+def _make_ragged_error(path: Path, reason: str) -> InvalidRequestError:
     return InvalidRequestError(argument="ragged", reason=f"key {show(path) if path else '()'}: {reason}")

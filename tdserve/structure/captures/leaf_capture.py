@@ -68,7 +68,7 @@ class LeafReader:
     def _capture_nested(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
         jagged = Jagged.from_tensor(item)
         if (item if jagged is None else jagged.values).is_meta:
-            raise self._make_refusal("a nested meta tensor", path, "what its rows have in common is not in it")
+            raise self._make_capture_error("a nested meta tensor", path, "what its rows have in common is not in it")
         if jagged is not None:
             self._make_plain(jagged.values, path)
         size = item.size(0) if jagged is None else len(jagged.offsets) - 1
@@ -78,7 +78,7 @@ class LeafReader:
         if not self.is_exact or self._mark(item, path) == PLAIN:
             return leaf
         if not item.requires_grad or isinstance(item, torch.nn.Parameter):
-            raise self._make_refusal("a nested tensor that is a parameter or buffer", path, "give a plain one")
+            raise self._make_capture_error("a nested tensor that is a parameter or buffer", path, "give a plain one")
         if leaf.ragged == PACKED:
             self.values[path] = Element(item)
             return leaf
@@ -98,7 +98,9 @@ class LeafReader:
         if shape[: len(batch_size)] != batch_size:
             raise self._make_contradiction_error(path, shape, batch_size)
         if len(shape) > MAX_DIMS:
-            raise self._make_refusal(f"a tensor of {len(shape)} dimensions", path, f"at most {MAX_DIMS} are possible")
+            raise self._make_capture_error(
+                f"a tensor of {len(shape)} dimensions", path, f"at most {MAX_DIMS} are possible"
+            )
         if self.is_destination:
             self._check_destination(item, path)
         elif item.is_neg() or (item.is_complex() and item.is_conj()):
@@ -110,7 +112,7 @@ class LeafReader:
 
     def _capture_unbatched(self, item: torch.Tensor, path: Path, batch_size: tuple[int, ...]) -> ValueLeaf:
         if self.is_exact and item.requires_grad:
-            raise self._make_refusal("an UnbatchedTensor that requires grad", path, "detach it")
+            raise self._make_capture_error("an UnbatchedTensor that requires grad", path, "detach it")
         self.values[path] = unbatched.to_value(item)
         return ValueLeaf(batch_size, False, is_unbatched=True)
 
@@ -120,7 +122,7 @@ class LeafReader:
         try:
             return read_mark(item)
         except NotSupportedError as error:
-            raise self._make_refusal(error.feature, path, error.reason) from None
+            raise self._make_capture_error(error.feature, path, error.reason) from None
 
     def _make_plain(self, item: torch.Tensor, path: Path) -> torch.Tensor:
         if self.takes_structure and is_dense(item) and has_no_content(item):
@@ -131,7 +133,7 @@ class LeafReader:
         found = to_meta(item)
         if found is None:
             what = "a meta tensor" if item.is_meta else "a fake tensor"
-            raise self._make_refusal(what, path, "its sizes are symbols")
+            raise self._make_capture_error(what, path, "its sizes are symbols")
         return found
 
     def _check_stacked(self, parts: Iterable[CapturedPart], stacked: Mapping[Path, torch.Tensor]) -> None:
@@ -139,17 +141,19 @@ class LeafReader:
         for part in parts:
             for path, tensor in part.tensors.items():
                 if has_no_content(tensor) and path not in stacked:
-                    raise self._make_refusal("a meta tensor", path, "rows that differ in structure are their content")
+                    raise self._make_capture_error(
+                        "a meta tensor", path, "rows that differ in structure are their content"
+                    )
 
     def _check_destination(self, item: torch.Tensor, path: Path) -> None:
         if item.is_neg() or (item.is_complex() and item.is_conj()):
-            raise self._make_refusal(
+            raise self._make_capture_error(
                 "a conjugate or negative view as destination", path, "give its .resolve_conj() clone"
             )
         if not item.is_contiguous() and any(
             stride == 0 and size > 1 for stride, size in zip(item.stride(), item.shape, strict=True)
         ):
-            raise self._make_refusal(
+            raise self._make_capture_error(
                 "an expanded tensor as destination", path, "its elements share memory, give a clone"
             )
 
@@ -166,7 +170,9 @@ class LeafReader:
             return ValueLeaf(batch_size, bool(batch_size), PACKED)
         value = list_values(item) if is_stack else item.data
         if is_stack and not _has_rows(value, own):
-            raise self._make_refusal("a ragged NonTensorStack", path, f"it does not have one value per row of {own}")
+            raise self._make_capture_error(
+                "a ragged NonTensorStack", path, f"it does not have one value per row of {own}"
+            )
         if self.checks and self.encodes and is_stack and len(own) == 1:
             value = self._encode_values(value, path)
         else:
@@ -204,7 +210,7 @@ class LeafReader:
             return NotSupportedError(feature=error.feature + store, reason=error.reason)
         return NotSupportedError(feature=f"a tensor in a list, at {quote(path)}{place}{store},", reason=REMEDY)
 
-    def _make_refusal(self, what: str, path: Path, reason: str) -> NotSupportedError:
+    def _make_capture_error(self, what: str, path: Path, reason: str) -> NotSupportedError:
         where = f" at key {quote(path)}" if path else ""
         store = f" of store {self.store!r}" if self.store else ""
         return NotSupportedError(feature=f"{what}{where}{store}", reason=reason)

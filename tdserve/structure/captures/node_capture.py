@@ -49,7 +49,7 @@ class NodeReader(StackReader):
     def capture_node(self, td: Any, path: Path, above: tuple[int, ...] | None = None) -> Node:
         """Captures a node; ``above`` is the batch size of the one around it, None for the root."""
         if len(path) >= MAX_DEPTH:
-            raise self._make_refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
+            raise self._make_capture_error("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
         plain, extra, tensorclass, params = (
             (td, _NOTHING, None, None) if type(td) is TensorDict else self._unwrap(td, path)
         )
@@ -95,7 +95,7 @@ class NodeReader(StackReader):
         parameters."""
         kind = type(td)
         if isinstance(td, type):
-            raise self._make_refusal(f"the class {td.__qualname__}", path, "only instances can be sent")
+            raise self._make_capture_error(f"the class {td.__qualname__}", path, "only instances can be sent")
         if kind is TensorDict or (shows_others(kind) and not self.is_destination):
             return td, {}, None, None
         if kind is TensorDictParams:
@@ -104,15 +104,17 @@ class NodeReader(StackReader):
         if issubclass(kind, TypedTensorDict):
             plain, extra, tensorclass, params = self._unwrap(typed_content(td), path)
             if tensorclass is not None or params is not None:
-                raise self._make_refusal(
+                raise self._make_capture_error(
                     f"a {kind.__name__} around a {type(typed_content(td)).__name__}", path, "give it a TensorDict"
                 )
             return plain, extra, get_class_name(kind), None
         if is_tensorclass(kind):
             if issubclass(kind, NonTensorData):
-                raise self._make_refusal(f"a {kind.__name__} by itself", path, "put it into a tensordict, under a key")
+                raise self._make_capture_error(
+                    f"a {kind.__name__} by itself", path, "put it into a tensordict, under a key"
+                )
             if is_transparent_class(kind):
-                raise self._make_refusal(
+                raise self._make_capture_error(
                     f"a {kind.__name__}", path, "only NonTensorData and NonTensorStack entries can be sent"
                 )
             inner, _, _, params = self._unwrap(content_of(td), path)
@@ -121,16 +123,16 @@ class NodeReader(StackReader):
         if isinstance(td, LazyStackedTensorDict) and not isinstance(td, NonTensorStack):
             return td, {}, None, None
         if isinstance(td, NonTensorStack):
-            raise self._make_refusal("a NonTensorStack by itself", path, "put it into a tensordict, under a key")
+            raise self._make_capture_error("a NonTensorStack by itself", path, "put it into a tensordict, under a key")
         if isinstance(td, TensorDictBase):
-            raise self._make_refusal(f"a {kind.__name__}", path, "convert it with .to_tensordict()")
-        raise self._make_refusal(f"an object of {get_class_name(kind)}", path, _suggest_remedy(td))
+            raise self._make_capture_error(f"a {kind.__name__}", path, "convert it with .to_tensordict()")
+        raise self._make_capture_error(f"an object of {get_class_name(kind)}", path, _suggest_remedy(td))
 
     def _capture_params(self, td: TensorDictParams, path: Path) -> Params | None:
         try:
             return read_params(td) if self.is_exact else None
         except NotSupportedError as error:
-            raise self._make_refusal(error.feature, path, error.reason) from None
+            raise self._make_capture_error(error.feature, path, error.reason) from None
 
     def _capture_child(self, item: Any, path: Path, batch_size: tuple[int, ...]) -> Node:
         node = self.capture_node(item, path, batch_size)
@@ -142,7 +144,7 @@ class NodeReader(StackReader):
         try:
             key.encode()
         except UnicodeEncodeError:
-            raise self._make_refusal(f"the key {key!r}", path, "it is not valid unicode") from None
+            raise self._make_capture_error(f"the key {key!r}", path, "it is not valid unicode") from None
 
 
 def _suggest_remedy(item: Any) -> str:

@@ -89,7 +89,9 @@ class RowReader:
         self._learn(td)
         is_per_row = {path: leaf.per_row for path, leaf in captured.spec.values}
         values = [
-            _copy_values(captured.values[path]) if is_per_row[path] else _spread(captured.values[path], leaf.batch_size)
+            _copy_values(captured.values[path])
+            if is_per_row[path]
+            else repeat_value(captured.values[path], leaf.batch_size)
             for path, leaf in self._spec.values
         ]
         return [captured.tensors[path] for path in self._paths], values
@@ -196,7 +198,7 @@ def _copy_values(value: Any) -> Any:
     return list(value) if isinstance(value, EncodedValues) else value
 
 
-def _spread(value: Any, batch_size: tuple[int, ...]) -> Any:
+def repeat_value(value: Any, batch_size: tuple[int, ...]) -> Any:
     """Repeats one value for all elements of a batch."""
     for size in reversed(batch_size):
         value = [value] * size

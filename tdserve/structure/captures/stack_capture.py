@@ -116,7 +116,7 @@ class StackReader(LeafReader):
         shared = find_shared(td, path)
         if shared is not None:
             what = "a lazy stack whose rows share memory as destination"
-            raise self._make_refusal(what, shared, "each row would get the content of the last one; stack clones")
+            raise self._make_capture_error(what, shared, "each row would get the content of the last one; stack clones")
 
     def _pack_node(
         self,
@@ -213,13 +213,13 @@ class StackReader(LeafReader):
         self._check_depth(members, path)
         for below in (below for member in members if 0 in around for below in find_shared_values(member)):
             reason = "its stack of different keys has no elements that could hold it"
-            raise self._make_refusal("a value for all elements", (*path, *below), reason)
+            raise self._make_capture_error("a value for all elements", (*path, *below), reason)
         return members
 
     def _check_depth(self, members: Sequence[Node], path: Path) -> None:
         """Raises NotSupportedError if members are too deep: they are one level below the path."""
         if max(len(path), 1) + max(map(count_levels, members)) > MAX_DEPTH:
-            raise self._make_refusal("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
+            raise self._make_capture_error("a tensordict", path, f"tensordicts may be nested {MAX_DEPTH} levels deep")
 
     def _capture_part(self, td: Any, path: Path, above: tuple[int, ...]) -> CapturedPart:
         """Captures a part by itself."""

@@ -73,7 +73,7 @@ def exchange_tensors(td: Any, tensors: Mapping[Path, torch.Tensor]) -> Any:
     """
     for path, tensor in tensors.items():
         owner = _find_owner(td, path)
-        if owner is not None and _is_plain(entries_of(owner[1]).get(path[-1])):
+        if owner is not None and _is_cpu_tensor(entries_of(owner[1]).get(path[-1])):
             entries_of(owner[1])[path[-1]] = tensor
     return td
 
@@ -150,7 +150,7 @@ def name_dims(td: Any, names: DimNames) -> None:
     td.names = [*names, *[None] * (td.ndim - len(names))]
 
 
-def _is_plain(entry: Any) -> bool:
+def _is_cpu_tensor(entry: Any) -> bool:
     is_own = isinstance(entry, torch.Tensor) and not isinstance(entry, torch.nn.Parameter)
     return is_own and entry.device.type == "cpu"
 

@@ -51,7 +51,7 @@ class Pieces(Sequence[torch.Tensor]):
         if any(tensor.dtype is not dtype or tensor.dim() != ndim for tensor in tensors):
             raise LocalProtocolError(reason=f"tensors that are not of {ragged.dtype} and {ndim} dimensions")
         # As bytes: not every dtype can be joined.
-        parts = [_view_bytes(tensor) for tensor in tensors]
+        parts = [_flatten_to_bytes(tensor) for tensor in tensors]
         joined = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
         return Pieces(joined.view(dtype), _stack_shapes([tuple(tensor.shape) for tensor in tensors], ndim))
 
@@ -93,11 +93,11 @@ class Pieces(Sequence[torch.Tensor]):
         shapes = self.shapes
         itemsize = self._flat.element_size()
         width = 8 * shapes.shape[1]
-        content = _view_bytes(self._flat).numpy().data
+        content = _flatten_to_bytes(self._flat).numpy().data
         ends = (self._ends * itemsize).tolist()
         bodies: list[Buffer] = list(map(content.__getitem__, map(slice, [0, *ends], ends)))
         for number, tensor in self._replaced.items():
-            bodies[number] = _view_bytes(tensor).numpy().data
+            bodies[number] = _flatten_to_bytes(tensor).numpy().data
         return SplitColumn(_count_elements(shapes) * itemsize + width, [split_rows(shapes.astype("<i8")), bodies])
 
     def __len__(self) -> int:
@@ -154,7 +154,7 @@ class Pieces(Sequence[torch.Tensor]):
     def join(self) -> tuple[torch.Tensor, Shapes]:
         """Returns the buffer of all elements, and their shapes."""
         if self._replaced:
-            flat = torch.cat([_view_bytes(tensor) for tensor in self]).view(self.dtype)
+            flat = torch.cat([_flatten_to_bytes(tensor) for tensor in self]).view(self.dtype)
             return flat, self.shapes
         return self._flat, self._shapes
 
@@ -234,7 +234,7 @@ def make_nested(components: list[torch.Tensor], dtype: str) -> torch.Tensor:
 
 def encode_tensor(tensor: torch.Tensor) -> tuple[list[int], bytes]:
     """Returns the shape of a dense tensor, and its bytes in C order."""
-    return list(tensor.shape), _view_bytes(tensor).numpy().tobytes()
+    return list(tensor.shape), _flatten_to_bytes(tensor).numpy().tobytes()
 
 
 def decode_tensor(dtype: str, shape: Sequence[int], data: bytes) -> torch.Tensor:
@@ -287,7 +287,7 @@ def _fit(shapes: Shapes, expected: tuple[int, ...]) -> bool:
     return all(size < 0 or bool((shapes[:, dim] == size).all()) for dim, size in enumerate(expected))
 
 
-def _view_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _flatten_to_bytes(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.numel():  # one of NumPy may have strides of 0
         return torch.empty(0, dtype=torch.uint8)
     return tensor.detach().cpu().resolve_neg().resolve_conj().contiguous().view(-1).view(torch.uint8)

@@ -182,7 +182,7 @@ class CatalogClient:
                 what = f"the creation of store {name!r}"
                 raise StoreNotCreatedError(what=what, timeout_s=deadline.timeout_s, name=name)
             with self.missing_names.watch(name, remaining_s):
-                return self._describe(name, deadline, wait_s=remaining_s)
+                return self._fetch_description(name, deadline, wait_s=remaining_s)
         except StoreNotCreatedError as error:
             raise self.missing_names.explain(error, deadline.timeout_s) from None
 
@@ -203,9 +203,9 @@ class CatalogClient:
 
     def describe_existing(self, name: str, deadline: Deadline) -> StoreDescription:
         """Describes a store that exists, as one step of a call with this deadline."""
-        return self._describe(name, deadline)
+        return self._fetch_description(name, deadline)
 
-    def _describe(self, name: str, deadline: Deadline, *, wait_s: float = 0.0) -> StoreDescription:
+    def _fetch_description(self, name: str, deadline: Deadline, *, wait_s: float = 0.0) -> StoreDescription:
         request = control_pb2.DescribeStoreRequest(name=check_store_name(name), timeout_s=wait_s)
         return from_message(self.call_within("DescribeStore", request, deadline))
 
