@@ -205,11 +205,11 @@ class Stores:
         """
         check_store_name(name)
         await self.open_apart(name)
-        return await self._wait_created(name, lambda: self.find(name), deadline)
+        return await self._wait_created(name, partial(self.find, name), deadline)
 
     async def wait_visible(self, name: str, deadline: Deadline) -> StoreRecord:
         """Returns the record of the store of this name without opening it; waits and raises as ``wait`` does."""
-        return await self._wait_created(check_store_name(name), lambda: self.catalog.find(name), deadline)
+        return await self._wait_created(check_store_name(name), partial(self.catalog.find, name), deadline)
 
     async def _wait_created(self, name: str, look: Callable[[], _State | None], deadline: Deadline) -> _State:
         if (found := look()) is not None:
@@ -224,12 +224,11 @@ class Stores:
 
     async def wait_settled(self, name: str, deadline: Deadline) -> None:
         """Waits while a store of this name is being created or filled; afterwards it exists, or the name is free."""
-        await self._wait_for(
-            name,
-            lambda: True if name in self.catalog or not self.catalog.is_taken(name) else None,
-            deadline,
-            lambda: f"the creation of store {name!r}",
-        )
+
+        def is_settled() -> bool | None:
+            return name in self.catalog or not self.catalog.is_taken(name) or None
+
+        await self._wait_for(name, is_settled, deadline, lambda: f"the creation of store {name!r}")
 
     async def create(
         self,

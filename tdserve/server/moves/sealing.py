@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError, WrongStateError
@@ -72,16 +73,15 @@ class Sealing:
                 raise WrongStateError(state=f"the seal of {name!r} is over", event="reading it at rest")
             store.waiters.check_not_gone()
 
+        def is_settled() -> bool:
+            return not self._is_changing(store) and (keeps_unfinished or not self._has_unfinished(store))
+
         if table is not None:
             await wait(lambda: not table.claims, f"writers that fill rows of {name!r} by themselves")
         store.waiters.begin_seal(name)
-        await wait(
-            lambda: self._stores.seals.is_idle(name, num_own=num_own_requests), f"requests under way for {name!r}"
-        )
-        await wait(
-            lambda: not self._is_changing(store) and (keeps_unfinished or not self._has_unfinished(store)),
-            f"rows of {name!r} that a client has begun to write",
-        )
+        is_idle = partial(self._stores.seals.is_idle, name, num_own=num_own_requests)
+        await wait(is_idle, f"requests under way for {name!r}")
+        await wait(is_settled, f"rows of {name!r} that a client has begun to write")
         await wait(lambda: not store.is_restructuring, f"the lack of room for new leaves of {name!r}")
         resting = self._stores.opened.peek(name)
         if resting is None or resting.record.uid != store.record.uid:

@@ -110,9 +110,13 @@ class InPlace:
             DeadlineExceededError: Such a process still exists.
         """
         if store.lost:
+
+            def is_writer_gone() -> bool:
+                return not self._unfinished_writes.may_be_written(store, rows)
+
             await session.wait_until(
                 store.waiters,
-                lambda: not self._unfinished_writes.may_be_written(store, rows),
+                is_writer_gone,
                 deadline,
                 lambda: f"the end of the process that stopped while it overwrote rows of {store.name!r}",
             )

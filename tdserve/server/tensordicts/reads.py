@@ -45,9 +45,13 @@ class Reads:
         if asked.HasField("newer_than"):
             if deadline.timeout_s == 0 and store.content_version <= asked.newer_than:
                 return control_pb2.Done(nothing_newer=True)
+
+            def is_newer() -> bool:
+                return store.content_version > asked.newer_than
+
             await session.wait_until(
                 store.waiters,
-                lambda: store.content_version > asked.newer_than,
+                is_newer,
                 deadline,
                 lambda: f"content of {store.name!r} newer than version {asked.newer_than}",
             )
