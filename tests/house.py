@@ -59,7 +59,7 @@ could come from the wire."""
 
 NO_VERBS = ("brought", "built", "given", "gone", "kept", "known", "made", "num", "said", "shown", "taken", "told")
 """The name of a function begins with a verb in the imperative: with none of these, and no word in -ed or -ing."""
-
+NOUNS = ("death", "epsilon", "message", "one")
 OTHERS_IN_ED_OR_ING = ("feed", "need", "seed", "shed", "bring", "arriving", "lasting")  # a folder's, and a mark's
 THEIR_NAMES = ("masked_fill_", "masked_select")
 """Names of tensordict's, which ours have too."""
@@ -291,7 +291,7 @@ def participle_faults(modules: Sequence[Module]) -> list[str]:
             word = node.name.lstrip("_").partition("_")[0]
             is_property = any(w in ast.unparse(each) for each in node.decorator_list for w in ("property", ".setter"))
             is_participle = word.endswith(("ed", "ing")) and word not in OTHERS_IN_ED_OR_ING
-            if (is_participle or word in NO_VERBS) and not is_property:
+            if (is_participle or word in (*NO_VERBS, *NOUNS)) and not is_property:
                 faults.append(f"{module.name}:{node.lineno}: begin the name of {node.name} with a verb")
     return faults
 

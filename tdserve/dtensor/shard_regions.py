@@ -86,7 +86,7 @@ def find_overlap(regions: Collection[Region]) -> tuple[Region, Region] | None:
 
     Boxes that placements make are the cells of a grid, which is found out without a look at each two of them.
     """
-    if len(regions) < 2 or (_are_cells(regions) and len(set(regions)) == len(regions)):
+    if len(regions) < 2 or (_is_grid(regions) and len(set(regions)) == len(regions)):
         return None
     active: list[Region] = []
     for region in sorted(regions):
@@ -99,7 +99,7 @@ def find_overlap(regions: Collection[Region]) -> tuple[Region, Region] | None:
     return None
 
 
-def have_all_once(regions: Collection[Region], shape: Sequence[int]) -> bool:
+def has_all_once(regions: Collection[Region], shape: Sequence[int]) -> bool:
     """Returns whether each element of a tensor is in one of the boxes, and in no other."""
     if sum(math.prod(sizes) for _, sizes in regions) != math.prod(shape):
         return False
@@ -109,7 +109,7 @@ def have_all_once(regions: Collection[Region], shape: Sequence[int]) -> bool:
     )
 
 
-def _are_cells(regions: Collection[Region]) -> bool:
+def _is_grid(regions: Collection[Region]) -> bool:
     """Returns whether boxes that differ are cells of one grid: in each dimension, two of them have the same indices or
     none in common."""
     return all(

@@ -13,6 +13,9 @@ from tdserve.client.weights.module_misfits import SHARDED
 from tdserve.dtensor.shard_regions import Region, find_overlap, have_all_once, make_whole
 from tdserve.structure.trees.dtypes import ITEMSIZE
 from tdserve.structure.trees.nodes import Path
+from tdserve.dtensor.shard_regions import Region, find_overlap, has_all_once, make_whole
+from tdserve.structure.dtypes import ITEMSIZE
+from tdserve.structure.nodes import Path
 
 FORMAT = 1
 """Of the index; a reader refuses others."""
@@ -145,7 +148,7 @@ def decode_index(text: str, values: Mapping[str, Any], *, store: str) -> Sharded
 
 
 def _is_whole(leaf: IndexedLeaf) -> bool:
-    return have_all_once([piece.region for piece in leaf.pieces], leaf.shape)
+    return has_all_once([piece.region for piece in leaf.pieces], leaf.shape)
 
 
 @dataclass(frozen=True)

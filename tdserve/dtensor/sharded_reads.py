@@ -151,11 +151,11 @@ def check_fit(index: ShardedIndex, state: StateLeaves, *, into: Any, store: str,
             _check_number(index.values[name], own, name, store)
         elif theirs is None or (own is None and strict):
             raise make_sharded_misfit_error(into, name, index, state, store=store)
-        elif own is not None and not _fits(theirs, own):
+        elif own is not None and not _is_loadable(theirs, own):
             raise SpecMismatchError(store=store, key=name, expected=describe_leaf(theirs), actual=describe_leaf(own))
 
 
-def _fits(theirs: IndexedLeaf, own: StateLeaf) -> bool:
+def _is_loadable(theirs: IndexedLeaf, own: StateLeaf) -> bool:
     is_same = theirs.dtype == own.dtype or {theirs.dtype, own.dtype} <= {*FLOATING}
     return is_same and theirs.shape == own.shape
 

@@ -111,7 +111,7 @@ def write_hdf5(path: Path, columns: Columns, num_rows: int | None) -> None:
                     made[start : start + PIECE_ROWS] = array[start : start + PIECE_ROWS]
                 if not array.ndim:
                     made[()] = array
-            elif _are_texts(value):
+            elif _has_only_texts(value):
                 _check_no_nul(name, value, "HDF5")
                 file.create_dataset(name, data=value, dtype=h5py.string_dtype())
             else:
@@ -121,7 +121,7 @@ def write_hdf5(path: Path, columns: Columns, num_rows: int | None) -> None:
 def write_torch(path: Path, columns: Columns, num_rows: int | None) -> None:
     """Writes tensors in dicts, which ``torch.load(path, weights_only=True)`` reads."""
     for key, value in columns.items():
-        if not isinstance(value, torch.Tensor) and not _are_tensors(value) and not _is_json_value(value):
+        if not isinstance(value, torch.Tensor) and not _is_ragged(value) and not _is_json_value(value):
             raise _make_error("/".join(key), value, "torch")
     torch.save(_nest({key: _own(value) for key, value in columns.items()}), path)
 
@@ -137,7 +137,7 @@ def write_jsonl(path: Path, columns: Columns, num_rows: int | None) -> None:
         raise InvalidRequestError(argument="path", reason=reason)
     for key, value in columns.items():
         is_real = isinstance(value, torch.Tensor) and not value.is_complex()
-        if not is_real and not _are_tensors(value) and not _is_json_value(value):
+        if not is_real and not _is_ragged(value) and not _is_json_value(value):
             raise _make_error("/".join(key), value, "JSON")
     names = list(map(_check_name, columns))
     with open(path, "w", encoding="utf-8") as file:
@@ -235,7 +235,7 @@ def _nest(columns: Columns) -> dict[str, Any]:
 def _to_array(name: str, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return to_array(value)
-    if _are_texts(value):
+    if _has_only_texts(value):
         return _to_text_array(name, value)
     raise _make_error(name, value, "NumPy")
 
@@ -266,11 +266,11 @@ def _own(value: Any) -> Any:
     return value.clone() if is_part or is_empty else value
 
 
-def _are_texts(value: Any) -> bool:
+def _has_only_texts(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
 
 
-def _are_tensors(value: Any) -> bool:
+def _is_ragged(value: Any) -> bool:
     """Returns whether these are rows that differ in shape."""
     return isinstance(value, list) and bool(value) and all(isinstance(each, torch.Tensor) for each in value)
 
@@ -285,7 +285,7 @@ def _is_json_value(value: Any) -> bool:
 
 
 def _make_error(name: str, value: Any, what: str) -> NotSupportedError:
-    if _are_tensors(value):
+    if _is_ragged(value):
         return NotSupportedError(feature=f"the key {name!r} in a file of {what}", reason=RAGGED_REASON)
     held = next((each for each in value if not isinstance(each, str)), value) if isinstance(value, list) else value
     reason = f"it is of type {type(held).__name__}; choose others by key (--key, keys=)"

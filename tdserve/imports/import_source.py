@@ -128,7 +128,7 @@ class ColumnSource(ImportSource):
         self._close = close
         try:
             self._columns = _choose_columns(path, columns, options.keys)
-            self.has_rows = _have_rows(self._columns) if options.has_rows is None else options.has_rows
+            self.has_rows = _has_rows(self._columns) if options.has_rows is None else options.has_rows
             self.num_rows = _count_rows(path, self._columns) if self.has_rows else 1
         except BaseException:
             close()
@@ -202,7 +202,7 @@ def _choose_columns(path: str, columns: Sequence[SourceColumn], keys: Sequence[K
     return chosen
 
 
-def _have_rows(columns: Sequence[SourceColumn]) -> bool:
+def _has_rows(columns: Sequence[SourceColumn]) -> bool:
     """Returns whether all arrays have the same first dimension."""
     sizes = {column.shape[:1] for column in columns}
     return len(sizes) == 1 and () not in sizes

@@ -114,7 +114,7 @@ def is_table_final(masses: Mapping[int, ShardMass], num_shards: int) -> bool:
     return len(masses) == num_shards and all(found.is_final for found in masses.values())
 
 
-def _waits_for_size(settings: Settings, masses: Mapping[int, ShardMass]) -> bool:
+def _is_below_min_size(settings: Settings, masses: Mapping[int, ShardMass]) -> bool:
     """Returns whether the limiter makes samples wait for more rows. Samples of closed shards do not wait for these."""
     num_live = sum(found.num_rows for found in masses.values())
     return num_live < getattr(settings.limiter, "min_size", 0) and not all(each.is_final for each in masses.values())
@@ -135,7 +135,7 @@ def explain_shortage(
     each = [f"{found.num_rows} at shard {shard}" for shard, found in sorted(masses.items())]
     silent = [shard for shard in range(len(servers)) if shard not in masses]
     each += [f"no answer from shard {shard} at server {servers[shard]}" for shard in silent]
-    if _waits_for_size(settings, masses):
+    if _is_below_min_size(settings, masses):
         need = f", and {settings.limiter!r} needs more"
     elif conditions:
         need = f", of which too few {' and '.join(conditions)}"
@@ -190,7 +190,7 @@ def divide_sample(
         }
     total = sum(room.values()) + sum(reserves.values())
     num_live = sum(found.num_rows for found in masses.values())
-    if not total or (_waits_for_size(settings, masses) and not (is_lease and is_closed)):
+    if not total or (_is_below_min_size(settings, masses) and not (is_lease and is_closed)):
         return None
     num_units = -(-num_rows // unit)
     if is_distinct:
@@ -232,7 +232,7 @@ def divide_among_ranks(
     """
     room = {shard: found.num_drawable // (world_size * unit) for shard, found in masses.items()}
     num_units = num_rows // unit
-    if _waits_for_size(settings, masses) or sum(room.values()) < num_units:
+    if _is_below_min_size(settings, masses) or sum(room.values()) < num_units:
         return None
     sampler = settings.sampler
     counts: dict[int, int] | None

@@ -286,6 +286,7 @@ EXAMPLES = [
     (house.participle_faults, {"t.a": "class A:\n  async def _told(self): pass"}, "begin the name of _told"),
     (house.participle_faults, {"t.a": "def num_rows(): pass"}, "begin the name of num_rows"),
     (house.participle_faults, {"t.a": "def creating(name): pass"}, "begin the name of creating"),
+    (house.participle_faults, {"t.a": "def _message(self): pass"}, "begin the name of _message with a verb"),
     (house.shared_name_faults, {"t.a": "class A: pass", "t.b": "class A: pass"}, "t.a:1, t.b:1: share the name A"),
     (house.shared_name_faults, {"t.x.a": "", "t.y.a": ""}, "t.x.a, t.y.a: share the name a.py"),
     (house.call_faults, {"t.a": "dist.recv_object_list([])"}, "recv_object_list()"),

@@ -42,10 +42,10 @@ class SpecMismatchError(RequestError, ValueError, RuntimeError):
     template = "store {store!r}, key {key!r}: expected {expected}, got {actual}"
     defaults = {"store": "", "key": "", "expected": "", "actual": ""}
 
-    def _message(self) -> str:
+    def _make_message(self) -> str:
         named = ", ".join(f"{field} {self.fields[field]!r}" for field in ("store", "key") if self.fields[field])
         difference = self.template.partition(": ")[2].format(**self.fields)
-        return f"{named}: {difference}" if named else super()._message()
+        return f"{named}: {difference}" if named else super()._make_message()
 
 
 class StructureChangedError(SpecMismatchError):
@@ -71,9 +71,9 @@ class StoreMovedError(RequestError):
     template = "store {name!r} is at rest, for a checkpoint or because it is moving to another server; ask again"
     defaults = {"name": "", "server": None, "move": ""}
 
-    def _message(self) -> str:
+    def _make_message(self) -> str:
         if self.fields["server"] is None:
-            return super()._message()
+            return super()._make_message()
         where = "store {name!r} has moved to server {server} of its cluster (move {move}); connect to all of them"
         return where.format(**self.fields)
 
@@ -90,7 +90,7 @@ class KeyNotFoundError(RequestError, KeyError):
     template = "store {store!r} has no key {key!r}; {listing} lists its keys"
     defaults = {"store": "", "key": "", "listing": "", "entry": "", "elsewhere": ""}
 
-    def _message(self) -> str:
+    def _make_message(self) -> str:
         store, listing = self.fields["store"], self.fields["listing"]
         if store and not self.fields["key"]:
             return f"store {store!r} has no keys"
@@ -112,7 +112,7 @@ class KeyExistsError(RequestError, KeyError):
     defaults = {"store": "", "key": ""}
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
-        return self._message()
+        return self._make_message()
 
 
 class StoreExistsError(RequestError):
@@ -187,9 +187,9 @@ class LockedError(RequestError, RuntimeError):
     )
     defaults = {"store": "", "key": ""}
 
-    def _message(self) -> str:
+    def _make_message(self) -> str:
         if not self.fields["key"]:
-            return super()._message()
+            return super()._make_message()
         return self.template.replace(" as a whole", " at {key!r}").format(**self.fields)
 
 
@@ -205,9 +205,9 @@ class UnauthenticatedError(RequestError):
     template = "the server at {address} refused the token; use one of --token-file/--tokens (token=/TDSERVE_TOKEN_FILE)"
     defaults = {"address": "", "reason": ""}
 
-    def _message(self) -> str:
+    def _make_message(self) -> str:
         if not self.fields["reason"]:
-            return super()._message()
+            return super()._make_message()
         if self.fields["reason"] == self.NONE_GIVEN:
             remedy = (
                 "name the file that has it by --token-file or TDSERVE_TOKEN_FILE, or give it by token= or TDSERVE_TOKEN"
@@ -248,7 +248,7 @@ class PermissionDeniedError(RequestError):
     template = "the token includes no store {store!r}, so {call!r} is refused; its entry in --tokens lists them"
     defaults = {"role": "", "call": "", "store": "", "needed": "", "scope": ""}
 
-    def _message(self) -> str:
+    def _make_message(self) -> str:
         methods = _METHODS.get(str(self.fields["call"]), "")
         call = f"{{call!r}} ({methods})" if methods else "{call!r}"
         kind = "group" if self.fields["call"] == "join_group" else "store"

@@ -45,7 +45,7 @@ class DeadlineExceededError(TDServeError, TimeoutError):
     template = "{what} did not happen within {timeout_s} s"
     defaults = {"what": "", "timeout_s": 0}
 
-    def _message(self) -> str:  # the time left of a call has many digits
+    def _make_message(self) -> str:  # the time left of a call has many digits
         timeout_s = self.fields["timeout_s"]
         shown = f"{round(timeout_s, 3):g}" if isinstance(timeout_s, (int, float)) else str(timeout_s)
         return self.template.format(**{**self.fields, "timeout_s": shown})
@@ -95,9 +95,9 @@ class EndOfStreamError(TDServeError):
     template = "{name!r} is closed, and {num_left} rows are left to draw"
     defaults = {"name": "", "num_left": 0, "num_needed": 0}
 
-    def _message(self) -> str:
+    def _make_message(self) -> str:
         num_left, num_needed = self.fields["num_left"], self.fields["num_needed"]
-        text = super()._message()
+        text = super()._make_message()
         if not num_needed:
             return text
         is_enough = isinstance(num_left, int) and isinstance(num_needed, int) and num_needed <= num_left

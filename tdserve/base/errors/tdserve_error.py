@@ -43,9 +43,9 @@ class TDServeError(Exception):
     def _text(self) -> str:
         """The message, with what a call that has several steps has done in others (the field ``elsewhere``)."""
         elsewhere = self.fields.get("elsewhere")
-        return self._message() + (f"; {elsewhere}" if elsewhere else "")
+        return self._make_message() + (f"; {elsewhere}" if elsewhere else "")
 
-    def _message(self) -> str:
+    def _make_message(self) -> str:
         return self.template.format(**self.fields)
 
     def __getattr__(self, name: str) -> Any:

@@ -54,7 +54,7 @@ class TransferAbortedError(TransportError):
     template = "the transfer was aborted: {reason}"
     defaults = {"transfer": 0, "reason": ""}
 
-    def _message(self) -> str:
+    def _make_message(self) -> str:
         number = self.fields["transfer"]
         template = self.template.replace("the transfer", f"transfer {number}", 1) if number else self.template
         return template.format(**self.fields)

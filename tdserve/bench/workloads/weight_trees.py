@@ -235,7 +235,7 @@ class WeightsTree:
         outs = [self.data.clone() for _ in range(NUM_READERS)]
         floor = self.stage.link.make_floor(out=REQUEST_NBYTES, back=self.nbytes)
 
-        def one_link(_: Pacing) -> Round:
+        def run_one_link(_: Pacing) -> Round:
             done = floor.run_round(Pacing(0.0, min_ops=NUM_READERS, max_ops=NUM_READERS))
             return Round((done.elapsed_s,), done.elapsed_s)
 
@@ -248,7 +248,7 @@ class WeightsTree:
 
             scale = Scale("GB/s", to_gigabytes(NUM_READERS * self.nbytes))
             subject = make_task(pull, lambda _: self.check(*outs), before=self.renew)
-            floors = {"gloo, one link": Task(one_link)}
+            floors = {"gloo, one link": Task(run_one_link)}
             yield self.make_case(f"latest(out=), {NUM_READERS} at once", subject, floors, scale=scale, pacing=ONCE)
 
     def publish_until_seen(self, follower: Child) -> Case:

@@ -130,7 +130,7 @@ class ShardDraws:
                     if counts is None and drawn:
                         return drawn
                     num_missing = sum((counts or {}).values()) or num_missing
-                if counts is None and drawn and self._uses_up and self._lacks_for_good(query, masses, num_missing):
+                if counts is None and drawn and self._uses_up and self._is_short_for_good(query, masses, num_missing):
                     return drawn  # others were faster, and no caller would get these rows any more
                 if counts is None and not drawn:
                     table, num_needed = self._table, 0 if query.is_lease else num_missing  # of a lease, any rows
@@ -155,7 +155,7 @@ class ShardDraws:
             self.give_back(drawn, deadline)
             raise
 
-    def _lacks_for_good(self, query: Query, masses: Mapping[int, ShardMass], num_missing: int) -> bool:
+    def _is_short_for_good(self, query: Query, masses: Mapping[int, ShardMass], num_missing: int) -> bool:
         """Returns whether the shards do not have this many rows, and none can come."""
         is_final = is_table_final(masses, self._table.num_shards)
         return is_final and self._divide(query, masses, num_missing, {}) is None

@@ -37,9 +37,9 @@ def split_tensors(value: Any, batch_size: tuple[int, ...], ragged: Ragged, *, pa
         components = split_jagged(value)
         if len(batch_size) != 1 or len(components) != batch_size[0]:
             return None
-        return components if _are_all(components, ragged) else None
+        return components if _has_form(components, ragged) else None
     is_list = isinstance(value, (list, tuple)) and bool(batch_size)
-    if is_list and _holds_tensors(value):
+    if is_list and _has_tensors(value):
         if len(value) != batch_size[0]:
             return None
         rows = [split_tensors(item, batch_size[1:], ragged, path=path, store=store) for item in value]
@@ -51,8 +51,8 @@ def split_tensors(value: Any, batch_size: tuple[int, ...], ragged: Ragged, *, pa
         if tuple(tensor.shape[: len(batch_size)]) != batch_size:
             return None
         rows = _split_rows(tensor, len(batch_size))
-        return rows if _are_all(flatten_elements(rows, len(batch_size)), ragged) else None
-    return _repeat(tensor, batch_size) if tensor.dim() == ndim and _are_all([tensor], ragged) else None
+        return rows if _has_form(flatten_elements(rows, len(batch_size)), ragged) else None
+    return _repeat(tensor, batch_size) if tensor.dim() == ndim and _has_form([tensor], ragged) else None
 
 
 def split_entries(value: Any, batch_size: tuple[int, ...]) -> Any:
@@ -80,9 +80,9 @@ def describe_value(value: Any) -> str:
     return f"{type(value).__name__} of {len(value)}" if isinstance(value, (list, tuple)) else type(value).__name__
 
 
-def _holds_tensors(value: Any) -> bool:
+def _has_tensors(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
-        return any(map(_holds_tensors, value))
+        return any(map(_has_tensors, value))
     return isinstance(value, (torch.Tensor, np.ndarray))
 
 
@@ -98,7 +98,7 @@ def _convert_tensor(value: Any, ragged: Ragged, path: Path, store: str) -> torch
     return None if isinstance(value, (torch.Tensor, np.ndarray)) else tensor.to(to_torch(ragged.dtype))
 
 
-def _are_all(elements: Sequence[torch.Tensor], ragged: Ragged) -> bool:
+def _has_form(elements: Sequence[torch.Tensor], ragged: Ragged) -> bool:
     if isinstance(elements, Pieces):
         is_dtype = FROM_TORCH.get(elements.dtype) == ragged.dtype
         shapes = elements.shapes

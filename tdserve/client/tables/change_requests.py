@@ -142,7 +142,7 @@ def encode_priorities(rows: Any, priority: Any, generation: Any) -> list[control
     priorities = np.minimum(to_priorities(priority, len(numbers)), np.finfo(np.float32).max).astype("<f4")
     generations = to_generations(rows, generation, len(numbers))
 
-    def message(part: slice) -> control_pb2.Priorities:
+    def make_message(part: slice) -> control_pb2.Priorities:
         return control_pb2.Priorities(
             rows=encode_few_bytes(numbers[part]),
             priorities=(priorities if len(priorities) == 1 else priorities[part]).tobytes(),
@@ -150,7 +150,7 @@ def encode_priorities(rows: Any, priority: Any, generation: Any) -> list[control
         )
 
     begins = range(0, max(len(numbers), 1), MAX_MESSAGE_ROWS)
-    return [message(slice(begin, begin + MAX_MESSAGE_ROWS)) for begin in begins]
+    return [make_message(slice(begin, begin + MAX_MESSAGE_ROWS)) for begin in begins]
 
 
 def encode_deletion(rows: Any, generation: Any) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def run_all(options: argparse.Namespace) -> None:
             collectors.start(f"collector {index}", "tdserve.examples.collectors.collector", arguments)
 
         def check() -> None:
-            death = collectors.death()
+            death = collectors.find_death()
             if death is not None and death.exit_code:
                 raise PeerLostError(peer=death.name, reason=f"{death}\n{death.last_lines}")
 

@@ -15,7 +15,7 @@ import tdserve
 from tdserve.base.errors import DeadlineExceededError, TransportError
 from tdserve.examples.demo.demo_options import DemoOptions, parse
 from tdserve.examples.demo.demo_stores import PATIENCE_S, POLICY, WARMUP_ROWS, get_sizes, open_stores
-from tdserve.examples.demo.dqn import epsilon, make_network
+from tdserve.examples.demo.dqn import compute_epsilon, make_network
 from tdserve.examples.demo.processes import end_with_parent
 from tdserve.examples.demo.rollout import Actions, Observations, Rollout, to_episode_rows, to_transition_rows
 
@@ -67,7 +67,7 @@ class Actor:
             return 1.0
         self.version = policy.version
         self.is_over = bool(policy.metadata.get("is_over"))
-        return epsilon(policy.metadata["num_transitions"], self._index)
+        return compute_epsilon(policy.metadata["num_transitions"], self._index)
 
     def act(self, exploration: float) -> None:
         """Takes a few steps and sends what happened; ``exploration`` is the share of random actions."""

@@ -92,7 +92,7 @@ def _run_all(
                 return Ending(f"stopped by {signals[0].name}", 128 + signals[0])
             if not server.is_alive:
                 return Ending("lost the server: its process ended", 1)
-            death = actors.death()
+            death = actors.find_death()
             return None if death is None else Ending(str(death), 1, death.last_lines)
 
         try:

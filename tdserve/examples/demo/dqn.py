@@ -55,7 +55,7 @@ def follow(target: nn.Module, network: nn.Module) -> None:
         slow.lerp_(fast, TARGET_RATE)
 
 
-def epsilon(num_rows: int, actor: int) -> float:
+def compute_epsilon(num_rows: int, actor: int) -> float:
     """Returns the share of random actions of an actor when all actors together have collected this many transitions."""
     final = FINAL_EPSILONS[actor % len(FINAL_EPSILONS)]
     return final + (1.0 - final) * max(0.0, 1.0 - num_rows / EXPLORED_ROWS)

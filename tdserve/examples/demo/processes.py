@@ -55,7 +55,7 @@ class Processes:
             )
         return self._children[name].pid
 
-    def death(self) -> Death | None:
+    def find_death(self) -> Death | None:
         """Returns the first child found dead, or None while all live."""
         for name, child in self._children.items():
             exit_code = child.poll()

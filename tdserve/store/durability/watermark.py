@@ -261,7 +261,7 @@ def _find_covered(store: SyncedStore, path: Path, columns: Sequence[Column]) -> 
     nbytes = _compute_nbytes(store.num_rows)
     is_last = bool(columns) and columns[-1][0].stem == SUMMED_COLUMNS[-1]
     for found in (columns, columns[:-1]) if is_last else (columns,):
-        if _fits(path, _make_header(store, found), nbytes):
+        if _has_header_and_size(path, _make_header(store, found), nbytes):
             return found
     return None
 
@@ -416,7 +416,7 @@ def _iter_pieces(table: NDArray[np.uint8], rows: NDArray[np.int64]) -> Iterator[
         yield slice(first, first + len(some)), table[begin:end] if end - begin == len(some) else table[some]
 
 
-def _fits(path: Path, header: bytes, nbytes: int) -> bool:
+def _has_header_and_size(path: Path, header: bytes, nbytes: int) -> bool:
     try:
         with open(path, "rb") as file:
             return file.read(len(header)) == header and os.fstat(file.fileno()).st_size == nbytes

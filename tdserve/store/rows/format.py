@@ -110,14 +110,14 @@ def _plan_node(node: Node, folder: Folder, path: Path, num_path_bytes: int) -> N
     for key, entry in node.entries:
         if isinstance(entry, TensorLeaf):
             name = encode_key(key) + _SUFFIX
-            if entry.dtype not in UNREADABLE_DTYPES and _fits(key, name, node, num_path_bytes):
+            if entry.dtype not in UNREADABLE_DTYPES and _is_storable(key, name, node, num_path_bytes):
                 folder.files.append((name, (*path, key), entry))
                 meta[key] = _make_leaf_meta(entry)
     taken = {_META_FILE, *(name for name, _, _ in folder.files)}
     for key, entry in node.entries:
         if isinstance(entry, Node):
             name = encode_key(key)
-            if name not in taken and _fits(key, name, node, num_path_bytes):
+            if name not in taken and _is_storable(key, name, node, num_path_bytes):
                 child = Folder(name)
                 folder.folders.append(child)
                 is_class = entry.tensorclass is not None and not entry.is_typed
@@ -126,7 +126,7 @@ def _plan_node(node: Node, folder: Folder, path: Path, num_path_bytes: int) -> N
     folder.texts.append((_META_FILE, _dump(_sort_keys(meta, node) | _make_own_meta(node, meta))))
 
 
-def _fits(key: str, name: str, node: Node, num_path_bytes: int) -> bool:
+def _is_storable(key: str, name: str, node: Node, num_path_bytes: int) -> bool:
     if key in LOST_KEYS or (key == NAMES_KEY and node.names is not None):
         return False
     try:

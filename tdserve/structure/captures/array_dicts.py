@@ -291,7 +291,7 @@ class _DictReader:
         tensor = self._convert(array, value, dtype, path) if dtype else None if is_typed else torch.tensor(value)
         if tensor is None and (tensor := stack_tensors(value)) is None:
             tensor = read_array(array, path, store=self._store)
-        if not _keeps_integers(value, tensor):
+        if not _has_exact_integers(value, tensor):
             expected = f"integers that {str(tensor.dtype).removeprefix('torch.')} holds exactly"
             raise self._make_mismatch(path, expected, f"{value!r}"[:80])
         return tensor
@@ -337,7 +337,7 @@ class _DictReader:
 
     def _read_values(self, value: Any, batch_size: tuple[int, ...], path: Path) -> Any:
         """Reads one value per row, or one that is no list, array or tuple of strings, for all of them."""
-        if isinstance(value, tuple) and batch_size and _are_texts(value):
+        if isinstance(value, tuple) and batch_size and _has_only_texts(value):
             value = list(value)
         if batch_size and isinstance(value, (list, np.ndarray)):
             sizes = _find_shape(value)[: len(batch_size)]
@@ -386,12 +386,12 @@ def _measure_texts(content: Mapping[str, Any], place: _DictNode) -> tuple[int, .
         elif isinstance(entry, ValueLeaf) and entry.ragged is None:
             if isinstance(value, np.ndarray) and value.ndim:
                 return tuple(value.shape)
-            if isinstance(value, (list, tuple)) and _are_texts(value):
+            if isinstance(value, (list, tuple)) and _has_only_texts(value):
                 return (len(value),)
     return None
 
 
-def _are_texts(values: Sequence[Any]) -> bool:
+def _has_only_texts(values: Sequence[Any]) -> bool:
     return all(isinstance(each, (str, bytes)) for each in values)
 
 
@@ -427,7 +427,7 @@ def _find_integers(value: Any, array: NDArray[Any]) -> NDArray[Any]:
     return items.astype(np.uint64) if is_unsigned else array
 
 
-def _keeps_integers(value: Any, tensor: torch.Tensor) -> bool:
+def _has_exact_integers(value: Any, tensor: torch.Tensor) -> bool:
     """Returns whether no integer in lists with fractions was rounded, as NumPy and torch do without a word."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or not isinstance(value, (list, tuple)):
         return True

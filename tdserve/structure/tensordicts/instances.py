@@ -71,7 +71,7 @@ def find_tensorclass(name: str, path: Path, keys: AbstractSet[str]) -> Any:
     """
     found = None
     for cls, is_tensorclass in list(SEEN_CLASSES.items()):
-        if is_tensorclass and get_class_name(cls) == name and _holds_tensors(cls):
+        if is_tensorclass and get_class_name(cls) == name and _has_tensors(cls):
             found = cls
     for cls in _iter_typed_classes(TypedTensorDict):
         if get_class_name(cls) == name:
@@ -173,5 +173,5 @@ def _iter_typed_classes(kind: type) -> Iterator[type]:
         yield from _iter_typed_classes(cls)
 
 
-def _holds_tensors(cls: type) -> bool:
+def _has_tensors(cls: type) -> bool:
     return not is_transparent_class(cls)

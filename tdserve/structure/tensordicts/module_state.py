@@ -27,7 +27,7 @@ _PLAIN_SAVE = save_own_state(nn.Module)
 
 def find_stateful(root: nn.Module) -> dict[Path, nn.Module]:
     """Returns the modules in a module, and itself, that save extra state and load it, by their paths."""
-    return _find(root, _keeps_extra)
+    return _find(root, _has_extra_state)
 
 
 def add_extra_state(module: nn.Module, *, store: str) -> TensorDict | None:
@@ -41,12 +41,12 @@ def add_extra_state(module: nn.Module, *, store: str) -> TensorDict | None:
         NotSupportedError: Its ``state_dict()`` has something else that no parameter or buffer has, as that of a
             quantized module does; the error names the key.
     """
-    saving = _find(module, lambda kind: _keeps_extra(kind) or save_own_state(kind) is not _PLAIN_SAVE)
+    saving = _find(module, lambda kind: _has_extra_state(kind) or save_own_state(kind) is not _PLAIN_SAVE)
     if not saving:
         return None
     for path, each in saving.items():
         _check_own_state(path, each, store)
-    states = {path: each.get_extra_state() for path, each in saving.items() if _keeps_extra(type(each))}
+    states = {path: each.get_extra_state() for path, each in saving.items() if _has_extra_state(type(each))}
     if not states:
         return None
     td: TensorDict = TensorDict.from_module(module).data.clone(recurse=False)
@@ -102,7 +102,7 @@ def _leave_out(node: Node) -> Node:
     return node._replace(entries=tuple(entries))
 
 
-def _keeps_extra(kind: type[nn.Module]) -> bool:
+def _has_extra_state(kind: type[nn.Module]) -> bool:
     """Returns whether modules of a class save extra state and load it: torch itself loads no other."""
     plain = nn.Module
     return kind.get_extra_state is not plain.get_extra_state and kind.set_extra_state is not plain.set_extra_state

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.dtensor.shard_regions import Region, find_overlap, have_all_once, list_regions, make_whole
+from tdserve.dtensor.shard_regions import Region, find_overlap, has_all_once, list_regions, make_whole
 
 STRIDED: Any = _StridedShard
 
@@ -112,14 +112,14 @@ BRICKS = [Region((0, 0), (2, 1)), Region((0, 1), (1, 2)), Region((1, 1), (2, 1))
 
 def test_boxes_when_they_are_no_grid_then_an_overlap_is_found() -> None:
     assert find_overlap(BRICKS) is None
-    assert have_all_once([*BRICKS, Region((2, 0), (1, 1))], (3, 3))
+    assert has_all_once([*BRICKS, Region((2, 0), (1, 1))], (3, 3))
     found = find_overlap([*BRICKS, Region((1, 0), (1, 2))])
     assert found == (Region((0, 0), (2, 1)), Region((1, 0), (1, 2)))
     assert find_overlap([BRICKS[0], BRICKS[0]]) == (BRICKS[0], BRICKS[0])
 
 
 def test_boxes_when_a_tensor_has_no_dimensions_or_elements_then_all_are_there() -> None:
-    assert have_all_once([make_whole(())], ())
-    assert not have_all_once([make_whole(())] * 2, ())
-    assert not have_all_once([], ())
-    assert have_all_once([], (0, 3))
+    assert has_all_once([make_whole(())], ())
+    assert not has_all_once([make_whole(())] * 2, ())
+    assert not has_all_once([], ())
+    assert has_all_once([], (0, 3))

@@ -7,7 +7,15 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from tdserve.examples.demo.dqn import EXPLORED_ROWS, FINAL_EPSILONS, TARGET_RATE, epsilon, follow, loss, make_network
+from tdserve.examples.demo.dqn import (
+    EXPLORED_ROWS,
+    FINAL_EPSILONS,
+    TARGET_RATE,
+    compute_epsilon,
+    follow,
+    loss,
+    make_network,
+)
 
 
 def linear(weight: list[list[float]]) -> nn.Linear:
@@ -63,6 +71,6 @@ def test_follow_moves_every_parameter_by_the_rate() -> None:
 @pytest.mark.parametrize("actor", [0, 1, 2])
 def test_epsilon_falls_from_one_to_the_actors_own_end(actor: int) -> None:
     final = FINAL_EPSILONS[actor % 2]
-    assert epsilon(0, actor) == 1.0
-    assert epsilon(EXPLORED_ROWS // 2, actor) == pytest.approx((1.0 + final) / 2)
-    assert epsilon(10 * EXPLORED_ROWS, actor) == final
+    assert compute_epsilon(0, actor) == 1.0
+    assert compute_epsilon(EXPLORED_ROWS // 2, actor) == pytest.approx((1.0 + final) / 2)
+    assert compute_epsilon(10 * EXPLORED_ROWS, actor) == final

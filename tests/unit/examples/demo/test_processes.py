@@ -35,7 +35,7 @@ def is_running(pid: int) -> bool:
 def wait_for_death(children: Processes) -> Death:
     deadline_s = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline_s:
-        death = children.death()
+        death = children.find_death()
         if death is not None:
             return death
     raise AssertionError("no child died")
@@ -49,7 +49,7 @@ def wait_for_text(log: Path, text: str) -> None:
 
 def test_living_children_are_no_death(children: Processes) -> None:
     children.start("one", "timeit", WAITING)
-    assert children.death() is None
+    assert children.find_death() is None
 
 
 def test_a_child_that_fails_is_named_with_its_last_lines(children: Processes) -> None:
@@ -69,7 +69,7 @@ def test_close_ends_every_child(children: Processes) -> None:
     pids = [children.start(name, "timeit", WAITING) for name in ("one", "two")]
     children.close()
     assert not any(map(is_running, pids))
-    assert children.death() is None
+    assert children.find_death() is None
 
 
 def test_close_kills_a_child_that_does_not_listen(
