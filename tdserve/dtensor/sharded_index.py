@@ -10,12 +10,9 @@ from typing import Any, NamedTuple
 
 from tdserve.base.errors import CorruptDataError, NotSupportedError, SpecMismatchError
 from tdserve.client.weights.module_misfits import SHARDED
-from tdserve.dtensor.shard_regions import Region, find_overlap, have_all_once, make_whole
+from tdserve.dtensor.shard_regions import Region, find_overlap, has_all_once, make_whole
 from tdserve.structure.trees.dtypes import ITEMSIZE
 from tdserve.structure.trees.nodes import Path
-from tdserve.dtensor.shard_regions import Region, find_overlap, has_all_once, make_whole
-from tdserve.structure.dtypes import ITEMSIZE
-from tdserve.structure.nodes import Path
 
 FORMAT = 1
 """Of the index; a reader refuses others."""

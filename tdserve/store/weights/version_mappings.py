@@ -15,18 +15,12 @@ import numpy.typing as npt
 import torch
 
 from tdserve.store.disk.mapped import Mapping, map_private, map_shared
+from tdserve.store.rows.mapping import make_empty_leaf
 from tdserve.store.weights import version_filling
 from tdserve.store.weights.version_format import LENGTH, make_layout
 from tdserve.structure.tensors.independent_views import make_independent_views, view_memory
 from tdserve.structure.tensors.torch_types import to_torch
-from tdserve.structure.trees.tree import Path, Spec, TensorLeaf
-from tdserve.store import version_filling
-from tdserve.store.mapped import Mapping, map_private, map_shared
-from tdserve.store.mapping import make_empty_leaf
-from tdserve.store.version_format import LENGTH, make_layout
-from tdserve.structure.independent_views import make_independent_views, view_memory
-from tdserve.structure.torch_types import to_torch
-from tdserve.structure.tree import Path, Spec
+from tdserve.structure.trees.tree import Path, Spec
 
 
 class _LeafRun(NamedTuple):

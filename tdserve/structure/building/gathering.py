@@ -12,11 +12,7 @@ from numpy.typing import NDArray
 from tdserve.base.errors import TDServeError
 from tdserve.structure.captures.capture import capture_as
 from tdserve.structure.captures.captured import Captured
-from tdserve.structure.capture import capture_as
-from tdserve.structure.captured import Captured
-from tdserve.structure.changes import rebatch, rename_dims
-from tdserve.structure.nodes import PACKED, DimNames, Form, Node, Path, ValueLeaf
-from tdserve.structure.rows import repeat_value
+from tdserve.structure.captures.rows import repeat_value
 from tdserve.structure.stacks.elements import Element, Note, flatten_elements, nest_list, unbind, unwrap
 from tdserve.structure.stacks.restacking import group_parts
 from tdserve.structure.tensors.torch_types import to_indexable, to_torch
