@@ -87,8 +87,7 @@ class RowChanges:
 
     async def _renew(self, session: ClientSession, store: OpenedStore, leased: control_pb2.Leased) -> control_pb2.Done:
         check_lease_s(leased.lease_s)
-        rows = decode_rows(leased.rows, max_rows=store.record.capacity)
-        generations = decode_generations(leased.generations, len(rows))
+        rows, generations = _decode_leased(store, leased)
         table = store.get_table()
         async with store.write_lock:  # no lease is half over meanwhile
             store.check_present()
@@ -145,8 +144,7 @@ async def _plan_departure(
         return table.plan_clear(resets_counts=asked.resets_counts)
     if kind == "acknowledge":
         leased, consumer = asked.acknowledge, asked.acknowledge.consumer
-        rows = decode_rows(leased.rows, max_rows=store.record.capacity)
-        generations = decode_generations(leased.generations, len(rows))
+        rows, generations = _decode_leased(store, leased)
         parts: list[Rows] = []
         found = table.find_acknowledged_in_parts(session.number, consumer, rows, generations, request=leased.request)
         await call_in_turns(found, parts.append)
@@ -190,8 +188,7 @@ async def _apply(session: ClientSession, store: OpenedStore, kind: str | None, a
         table.draws.forget_all(table, restarts=True)
     elif kind == "give_back":
         leased = asked.give_back
-        rows = decode_rows(leased.rows, max_rows=store.record.capacity)
-        generations = decode_generations(leased.generations, len(rows))
+        rows, generations = _decode_leased(store, leased)
         parts = table.give_back_in_parts(
             session.number,
             leased.consumer,
@@ -232,6 +229,12 @@ async def _set_priorities(store: OpenedStore, asked: control_pb2.Priorities) -> 
 
     num_skipped = await sum_in_turns(update(), is_long=len(parts) > 1)
     return control_pb2.Done(num_rows=len(rows) - num_skipped, num_skipped=num_skipped)
+
+
+def _decode_leased(store: OpenedStore, leased: control_pb2.Leased) -> tuple[Rows, NDArray[Any] | None]:
+    """Returns the rows that a client has on lease, and their generations, if it knows them."""
+    rows = decode_rows(leased.rows, max_rows=store.record.capacity)
+    return rows, decode_generations(leased.generations, len(rows))
 
 
 async def _decode_rows(store: OpenedStore, asked: control_pb2.Rows) -> RowSet:
