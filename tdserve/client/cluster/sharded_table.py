@@ -121,6 +121,8 @@ class ShardedTable(ShardedRows):
             ConnectError: The shard does not answer, and the table was created with ``on_shard_loss="raise"``. Nothing
                 was written; with ``shard_by`` nothing to this shard: the error names others that were written before.
             ShardLostError: The shard's server has lost it, and rows do not go to another one. Likewise.
+            PeerLostError: The shard stopped answering after rows were sent to it, which it may have stored: they go to
+                no other one.
         """
         options, deadline = {"writer": writer, "return_early": return_early}, self.make_deadline(timeout_s)
         annotations = RowAnnotations(priority, ends, writer, policy_version)

@@ -195,13 +195,13 @@ class Session:
             pending.mail_number = 0 if self._control_channel is None else self._control_channel.send(message)
             if not pending.is_mailed:
                 self._connection.send(message)
+            self.requests.note_sent(request)
         except TransportError:
             if self._open_requests.withdraw(request, pending):
                 raise
             # The session was lost during the send, and `pending` holds that error already: raised here too, it would
             # make the caller retry twice.
-        cancellation = get_cancellation()
-        if cancellation is not None:
+        if (cancellation := get_cancellation()) is not None:
             cancellation.follow(partial(self.cancel, request))
         return pending
 

@@ -33,6 +33,7 @@ from tdserve.client.session.calls.call_conditions import (
     choose_pauses_s,
     explain_late,
     explain_rest,
+    explain_sent,
     has_to_wait,
     is_cancelled,
     is_over,
@@ -201,7 +202,8 @@ class SessionClient:
                 each attempt.
 
         Raises:
-            TransportError, ServerBusyError: It still failed when the time was up.
+            TransportError, ServerBusyError: It still failed when the time was up. Of a request that changes something
+                it is a ConnectError only if nothing was sent.
             TDServeError: The server's answer.
         """
         with nullcontext() if self._traces is None else self._traces.trace_call():
@@ -227,7 +229,7 @@ class SessionClient:
         take_number = self.requests.take_number if request is None else lambda: request
         backoff_s = RETRY_BACKOFF_S
         unreached: ConnectError | None = None
-        reach, failed_s, was_sent = get_reach(), math.inf, False
+        reach, failed_s, was_sent = get_reach(), math.inf, self.requests.may_be_carried_out(request)
         try:
             while True:
                 begun_s = time.monotonic()
@@ -244,10 +246,13 @@ class SessionClient:
                         session.close()
                     failed_s = min(failed_s, begun_s if session is None else time.monotonic())
                     is_given_up = reach is not None and reach.is_over(self.address, failed_s, was_sent=was_sent)
-                    if not error.retryable or is_over(deadline, backoff_s) or is_given_up or is_cancelled():
+                    # Who was admitted before is refused while the server starts or ends.
+                    is_final = not error.retryable and (session is not None or not was_sent)
+                    if is_final or is_over(deadline, backoff_s) or is_given_up or is_cancelled():
                         # Report why the open session failed, not that a new one could not be opened.
-                        late = explain_late(error, self.address, deadline)
-                        raise late if session is not None else unreached or error  # noqa: B904 (one of these is it)
+                        last = (unreached or error) if session is None else explain_late(error, self.address, deadline)
+                        is_sent = self.requests.may_be_carried_out(request)
+                        raise explain_sent(last) if is_sent else last  # noqa: B904 (one of these is it, or its cause)
                     unreached = error if isinstance(error, ConnectError) and session is not None else unreached
                     _note_retry(error)
                     pause_s, backoff_s = backoff_s, lengthen(backoff_s)
@@ -467,6 +472,5 @@ class SessionClient:
 
 
 def _note_retry(error: TDServeError) -> None:
-    call = get_traced_call()
-    if call is not None:
+    if (call := get_traced_call()) is not None:
         call.note_retry(error)

@@ -112,6 +112,7 @@ class ClaimPolicy:
             rows = claim.extend(number, captured)
         except TransportError:
             self._drop(claim)
+            self._client.requests.note_sent(number)  # by what the claim's file has of it
             return UnknownOutcome(number)
         except BaseException:
             self._drop(claim)

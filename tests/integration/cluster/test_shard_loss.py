@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ConnectError, DeadlineExceededError, StoreMovedError
+from tdserve.base.errors import ConnectError, DeadlineExceededError, PeerLostError, StoreMovedError
 from tdserve.base.ids import make_uid
 from tdserve.client.session.catalog.catalog_client import CatalogClient
-from tests.integration.cluster.losing import fill_each, join_addresses, rows
+from tests.integration.cluster.losing import connecting, fill_each, join_addresses, rows
 from tests.integration.cluster.moving import release_only
 from tests.integration.cluster.names import name_owned_by, next_name
 from tests.integration.crashing import Crashing, Writer
@@ -113,6 +114,24 @@ def test_extend_when_its_shard_is_down_then_raises_or_waits_as_the_table_was_cre
     crashing[server].start()
     assert int(later.result(60.0)[0]) // waiting.part_capacity == waiting.placement.servers.index(server)
     assert 51 in waiting[:]["number"].tolist()
+
+
+@pytest.mark.slow
+def test_extend_when_its_shard_has_stored_it_and_dies_before_the_answer_then_no_other_shard_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TDSERVE_FAILPOINT", f"@{tmp_path / 'failpoint'}")
+    with ExitStack() as stack:
+        own = [stack.enter_context(Crashing(tmp_path / f"root{number}")) for number in range(2)]
+        client = stack.enter_context(connecting(own))
+        queue = client.create_queue("todo", rows(1)[0], 300, shards="all")
+        shard = int(queue.extend(rows(1))[0]) // queue.part_capacity
+        (tmp_path / "failpoint").write_text("commit.shown")
+        with pytest.raises(PeerLostError, match="may yet carry out"):
+            queue.extend(rows(3, 1), timeout_s=3.0)
+        own[queue.placement.servers[shard]].start()
+        wait_for(lambda: len(queue) == 4, "the return of the shard")
+        assert sorted(queue[:]["number"].tolist()) == [0, 1, 2, 3]
 
 
 def fill_first_of_two(client: tdserve.ClusterClient) -> tuple[Any, int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
+    ConnectError,
     DeadlineExceededError,
     PeerLostError,
     ServerBusyError,
@@ -49,6 +50,17 @@ def explain_late(error: TransportError, address: str, deadline: Deadline) -> TDS
     late = DeadlineExceededError(what=what, timeout_s=deadline.timeout_s)
     late.request_id, late.__cause__ = error.request_id, error
     return late
+
+
+def explain_sent(error: TDServeError) -> TDServeError:
+    """Returns what a call raises that was sent, and has failed by this error: no ConnectError, since whoever gets that
+    makes the call again, perhaps at another server, and this one may have carried it out, or do so yet."""
+    if not isinstance(error, ConnectError):
+        return error
+    reason = f"it stopped answering during the call, which it may yet carry out: {error.fields['reason']}"
+    sent = PeerLostError(peer=f"the server at {error.fields['address']}", reason=reason)
+    sent.__cause__ = error
+    return sent
 
 
 def lengthen(pause_s: float) -> float:

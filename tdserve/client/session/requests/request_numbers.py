@@ -40,6 +40,7 @@ class RequestNumbers:
         self._reported = 0  # all below were reported to the server
         self._changes: set[int] = set()
         self._writes: set[int] = set()
+        self._sent: set[int] = set()
         self._num_waiting = 0
         self._line: deque[OnRoom] = deque()
 
@@ -56,6 +57,16 @@ class RequestNumbers:
     def is_write(self, request: int | None) -> bool:
         """Returns whether a number is that of a write under way."""
         return request in self._writes
+
+    def note_sent(self, request: int) -> None:
+        """Notes that a server may carry out a request that changes something, from now on and whether or not it
+        answers."""
+        if request in self._changes:
+            self._sent.add(request)
+
+    def may_be_carried_out(self, request: int | None) -> bool:
+        """Returns whether an attempt of a request was sent that changes something and has not ended."""
+        return request in self._sent
 
     def take_number(self) -> int:
         """Returns a number for a request that changes nothing."""
@@ -109,6 +120,7 @@ class RequestNumbers:
         """Notes that a request will not be sent again."""
         with self._lock:
             self._changes.discard(request)
+            self._sent.discard(request)
             if request not in self._writes:
                 return
             self._writes.discard(request)

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 import torch
@@ -9,16 +13,21 @@ import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ClosedError,
+    ConnectError,
     DeadlineExceededError,
     InvalidRequestError,
+    NotLocalError,
     NotSupportedError,
     PeerLostError,
     StoreMovedError,
     StoreNotFoundError,
 )
+from tdserve.client.local.end import open_local
 from tdserve.client.session.requests.request_numbers import MAX_WRITES_UNDER_WAY
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
+from tdserve.v1 import control_pb2
+from tests.processes import wait_for
 
 
 def test_client_when_the_transport_needs_a_device_and_has_none_then_refused() -> None:
@@ -61,6 +70,60 @@ def test_call_when_the_time_is_up_then_the_transports_error(client: tdserve.Clie
 
     with pytest.raises(PeerLostError):
         client.call(attempt, Deadline.after(0.01))
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_call_when_the_time_is_up_for_a_change_then_connect_error_only_if_nothing_of_it_was_sent(
+    client: tdserve.Client, is_sent: bool
+) -> None:
+    """Whoever gets a ConnectError may make the call again, perhaps at another server."""
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> None:
+        if is_sent:
+            session.send(request, change=control_pb2.ChangeRequest(store="x"))
+        raise ConnectError(address="it", reason="said the test")
+
+    expected = (PeerLostError, "may yet carry out: said the test") if is_sent else (ConnectError, "said the test")
+    with pytest.raises(expected[0], match=expected[1]):
+        client.call(attempt, Deadline.after(0.2), request=client.requests.begin_change())
+
+
+def test_call_when_a_change_was_sent_and_the_next_session_is_refused_then_retried_with_its_number(
+    server: tdserve.Server, local_client: tdserve.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that starts, or ends, while a client opens a session has other files than it named, or none."""
+    local = local_client.session(Deadline.after(20.0)).local
+    assert local is not None
+    link, tries, is_refused = tmp_path / "root", list[int](), Event()
+    link.symlink_to(local.root)
+
+    def attempt(session: Session, request: int, deadline: Deadline) -> str:
+        tries.append(request)
+        if len(tries) == 1:
+            session.send(request, change=control_pb2.ChangeRequest(store="x"))
+            link.unlink()
+            raise PeerLostError(peer="it", reason="said the test")
+        return "done"
+
+    def open_noted(*given: Any, **named: Any) -> Any:
+        try:
+            return open_local(*given, **named)
+        except NotLocalError:
+            is_refused.set()
+            raise
+
+    monkeypatch.setattr("tdserve.client.session.session.open_local", open_noted)
+    with server.client(transport="shm", root=str(link)) as client, ThreadPoolExecutor(1) as pool:
+        number = client.requests.begin_change()
+        called = pool.submit(client.call, attempt, Deadline.after(20.0), request=number)
+        wait_for(lambda: called.done() or is_refused.is_set(), "a session that is refused")
+        link.symlink_to(local.root)
+        assert called.result() == "done"
+        assert tries == [number, number]
+        link.unlink()
+        client.session(Deadline.after(20.0)).close()
+        with pytest.raises(NotLocalError):  # of this one nothing was sent
+            client.call(attempt, Deadline.after(20.0), request=client.requests.begin_change())
 
 
 @pytest.mark.parametrize(("error", "stays"), [(StoreNotFoundError(name="x"), True), (KeyboardInterrupt(), False)])
