@@ -251,8 +251,7 @@ class SessionClient:
                     if is_final or is_over(deadline, backoff_s) or is_given_up or is_cancelled():
                         # Report why the open session failed, not that a new one could not be opened.
                         last = (unreached or error) if session is None else explain_late(error, self.address, deadline)
-                        is_sent = self.requests.may_be_carried_out(request)
-                        raise explain_sent(last) if is_sent else last  # noqa: B904 (one of these is it, or its cause)
+                        raise explain_sent(last) if self.requests.may_be_carried_out(request) else last  # noqa: B904
                     unreached = error if isinstance(error, ConnectError) and session is not None else unreached
                     _note_retry(error)
                     pause_s, backoff_s = backoff_s, lengthen(backoff_s)
