@@ -70,7 +70,7 @@ def test_large_messages_when_over_then_no_queue_of_their_tags_stays(
             posts = [partial(ends[sender].send, sent, tag), partial(ends[1 - sender].recv, received, tag)]
             for work in [post() for post in (posts if is_sent_first else reversed(posts))]:
                 work.wait(TIMEOUT_S)
-        return sum(isinstance(each, deque) for each in gc.get_objects())
+        return sum(type(each) is deque for each in gc.get_objects())
 
     before = move(range(5))
     assert move(range(100, 140)) < before + 20
