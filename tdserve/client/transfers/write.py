@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tdserve.base.deadline import Deadline, compute_grace_s
 from tdserve.base.errors import (
+    ConnectError,
     CorruptDataError,
     DeadlineExceededError,
     InvalidRequestError,
@@ -145,6 +146,7 @@ class _Sent:
         self.content_channel = None if outgoing.is_inline else session.content_channel
         self._session = session
         self._outgoing = outgoing
+        self._was_sent = False  # by an earlier attempt
         self._works: list[Work] = []
         self._refused_at: int | None = None
         self._lock = Lock()  # the answer may come while the content is posted
@@ -160,6 +162,7 @@ class _Sent:
         if find_call_traces() is not None and (call := get_traced_call()) is not None:
             call.note_content(outgoing.content_nbytes)
         self._session.observed_calls.count_content(bytes_in=outgoing.content_nbytes)
+        self._was_sent = self._session.requests.may_be_carried_out(request)
         return self._session.send(
             request,
             on_answer=on_answer,
@@ -193,6 +196,7 @@ class _Sent:
         try:
             self._works = self._outgoing.send(self.content_channel, make_tag(request), pool, timeout_s)
         except TransportError as error:
+            self._note_failure(request, error)
             self.give_up(error)
         except (InvalidRequestError, CorruptDataError, DeadlineExceededError) as error:
             pending.withdraw()
@@ -204,12 +208,18 @@ class _Sent:
         try:
             works = self._outgoing.post(self.content_channel, make_tag(request), pool)
         except (TransportError, InvalidRequestError, CorruptDataError, DeadlineExceededError) as error:
+            self._note_failure(request, error)
             self.give_up(error)
             return
         with self._lock:
             self._works, refused_at = works, self._refused_at
         if refused_at is not None:  # before all of it was sent, and received nevertheless
             self.mark_refused(refused_at)
+
+    def _note_failure(self, request: int, error: TDServeError) -> None:
+        """Notes that nothing of the content was sent, if its channel could not be opened."""
+        if isinstance(error, ConnectError) and not self._was_sent:
+            self._session.requests.note_unsent(request)
 
     def give_up(self, error: TDServeError) -> None:
         """Replaces the channel, since it may have half of the content in it."""

@@ -64,6 +64,10 @@ class RequestNumbers:
         if request in self._changes:
             self._sent.add(request)
 
+    def note_unsent(self, request: int) -> None:
+        """Notes that no server can carry out a request, although it was sent: what belongs to it was not."""
+        self._sent.discard(request)
+
     def may_be_carried_out(self, request: int | None) -> bool:
         """Returns whether an attempt of a request was sent that changes something and has not ended."""
         return request in self._sent
