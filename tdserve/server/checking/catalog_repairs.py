@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from tdserve.base.errors import CorruptDataError, TDServeError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.catalog.kept_records import bring_back
-from tdserve.server.checking.findings import Outcome
+from tdserve.server.checking.findings import REMOVED, Outcome
 from tdserve.server.durability.power_loss import forget_writers, return_to_last_sync
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.keyed_kind import KeyedKind
@@ -270,7 +270,7 @@ def _copy_record(copy: CatalogDB, record: StoreRecord, txn: Transaction) -> None
 def forget_catalog_copy(root: Root) -> str:
     """Removes a damaged copy of the catalog."""
     (root.synced_folder / COPY_FILE).unlink(missing_ok=True)
-    return "it was removed, and is made again"
+    return REMOVED
 
 
 def remove_folder(folder: Path) -> str:

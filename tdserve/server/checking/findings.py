@@ -32,6 +32,9 @@ class Outcome:
 Repair = Callable[[], str | Outcome]
 """Repairs one finding, and returns what it has done. It raises TDServeError if it cannot."""
 
+REMOVED = "it was removed, and is made again"
+"""What a repair has done that removed a file which the server makes from others."""
+
 MAX_SHOWN_ROWS = 16
 """Most row numbers in the text of a finding; all of them are in its ``rows``."""
 

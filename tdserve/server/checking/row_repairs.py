@@ -14,6 +14,7 @@ import numpy as np
 
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord
+from tdserve.server.checking.findings import REMOVED
 from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.store.database.catalog_db import CatalogDB
 from tdserve.store.database.environments import DATA_FILE
@@ -130,7 +131,7 @@ def remove_synced(path: Path) -> str:
             shutil.rmtree(target)
         else:
             target.unlink(missing_ok=True)
-    return "it was removed, and is made again"
+    return REMOVED
 
 
 def write_text(path: Path, text: bytes) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tdserve.base.errors import TDServeError
 from tdserve.rules.catalog import StoreRecord
-from tdserve.server.checking.findings import CheckedRoot, Finding
+from tdserve.server.checking.findings import REMOVED, CheckedRoot, Finding
 from tdserve.server.kinds.store_kind import load_state
 from tdserve.store.database.catalog_db import CatalogDB
 from tdserve.store.roots.root import Root
@@ -68,7 +68,7 @@ def check_versions(checked: CheckedRoot, record: StoreRecord) -> Iterator[Findin
 
 def _remove_marks(path: Path) -> str:
     path.unlink(missing_ok=True)
-    return "it was removed, and is made again"
+    return REMOVED
 
 
 def _drop_version(root: Root, record: StoreRecord, number: int, *, is_newest: bool) -> str:
