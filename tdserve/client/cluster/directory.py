@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
@@ -23,13 +23,14 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.client.client import Client
+from tdserve.client.cluster.calls_that_follow import call_and_follow
 from tdserve.client.cluster.latest_records import choose_latest
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.placement_records import ForwardCheck, delete_record, find_here, record_forwards
 from tdserve.client.moves.move_steps import request_step
-from tdserve.client.session.calls.call_conditions import RETRY_BACKOFF_S, is_over, may_repeat
+from tdserve.client.session.calls.call_conditions import may_repeat
 from tdserve.client.session.calls.call_deadline import within
-from tdserve.client.session.calls.reach import is_patient, reach_within
+from tdserve.client.session.calls.reach import reach_within
 from tdserve.client.session.catalog.catalog_client import ONCE
 from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.rules.lost_servers import REACH_S
@@ -220,20 +221,16 @@ class Directory:
     ) -> tuple[_Result, Place]:
         """Calls the client of the server that has a store. While nobody listens there, and nothing was sent, it is
         looked for again: it may have moved before its server ended. Returns the answer, and the place that gave it."""
-        keeps_on = is_patient()
-        while True:
-            try:
-                with within(deadline), reach_within(REACH_S, is_for_unsent=True) if keeps_on else nullcontext():
-                    return call(self._members.get(place.server)), place
-            except ConnectError as error:
-                if not error.retryable or is_over(deadline, RETRY_BACKOFF_S):
-                    raise
-                lost = self._members.note_unreached(place.server, error)
-                with suppress(TDServeError):
-                    place = self.find_now(name, deadline)
-                if not keeps_on and place.server == lost:
-                    raise
-            time.sleep(RETRY_BACKOFF_S)
+
+        def look_again(error: ConnectError) -> bool:
+            nonlocal place
+            lost = self._members.note_unreached(place.server, error)
+            with suppress(TDServeError):
+                place = self.find_now(name, deadline)
+            return place.server != lost
+
+        with within(deadline):
+            return call_and_follow(lambda: call(self._members.get(place.server)), look_again, deadline), place
 
     @contextmanager
     def begin_creation(self, name: str, server: int) -> Iterator[None]:

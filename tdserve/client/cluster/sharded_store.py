@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from tdserve.base.errors import (
     TransportError,
 )
 from tdserve.client.client import Client
+from tdserve.client.cluster.calls_that_follow import call_and_follow
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.directory import compute_look_s
 from tdserve.client.cluster.lost_parts import LOOK_AGAIN_S
@@ -29,9 +30,8 @@ from tdserve.client.cluster.shared_parts import SharedParts
 from tdserve.client.cluster.sums import add_up_parts
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.by_address import get_process_client
-from tdserve.client.session.calls.call_conditions import RETRY_BACKOFF_S, is_over, is_passing
+from tdserve.client.session.calls.call_conditions import is_passing
 from tdserve.client.session.calls.call_deadline import within
-from tdserve.client.session.calls.reach import is_patient, reach_within
 from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.rules.lost_servers import PROBE_INTERVAL_S, REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part
@@ -192,21 +192,16 @@ class ShardedStore(SharedParts):
             call: Gets the handle; what it is not given a timeout for ends by the deadline.
             deadline: As in ``ask_each``.
         """
-        deadline, keeps_on = deadline or self.make_deadline(None), is_patient()
+        deadline = deadline or self.make_deadline(None)
+
+        def look_again(error: ConnectError) -> bool:
+            before = self.placement.servers[shard]
+            self.note_unreached(shard, error)
+            self._find_moved_parts()
+            return self.placement.servers[shard] != before
+
         with convert_part_errors(self.name, self.get_first_row), within(deadline):
-            while True:
-                try:
-                    with reach_within(REACH_S, is_for_unsent=True) if keeps_on else nullcontext():
-                        return self._call_part(shard, call)
-                except ConnectError as error:
-                    if not error.retryable or is_over(deadline, RETRY_BACKOFF_S):
-                        raise
-                    before = self.placement.servers[shard]
-                    self.note_unreached(shard, error)
-                    self._find_moved_parts()
-                    if not keeps_on and self.placement.servers[shard] == before:
-                        raise
-                time.sleep(RETRY_BACKOFF_S)
+            return call_and_follow(lambda: self._call_part(shard, call), look_again, deadline)
 
     def _call_part(self, shard: int, call: Callable[[Any], _Result]) -> _Result:
         part = self.get_part(shard)
