@@ -8,8 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from threading import BoundedSemaphore
-from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, EndOfStreamError, TDServeError, WrongStateError
@@ -25,11 +24,11 @@ from tdserve.client.tables.draw_arguments import Ahead
 from tdserve.client.tables.share import Share
 from tdserve.client.tables.taking import (
     Lease,
+    LeaseBlock,
     acknowledge,
     choose_lease_s,
     describe_taken,
     give_back_later,
-    make_subscript_error,
     name_rows,
     renew,
 )
@@ -37,15 +36,14 @@ from tdserve.rules.replay.eligibility.leases import RENEWING
 
 
 @leave_modes_in_calls
-class ShardedTaken:
+class ShardedTaken(LeaseBlock):
     """Rows on lease, as a context manager: acknowledged at a clean exit, given back if the block raises; see
     ``tdserve.Taken``. The rows of each shard are acknowledged together."""
 
     def __init__(self, table: ShardedTable, draws: ShardDraws, drawn: list[DrawnPart]) -> None:
-        self._table, self._draws, self._query = table, draws, drawn[0].query
+        self._table, self._draws = table, draws
         self._held = [(part, name_rows(part.rows)) for part in drawn]
-        self._unseen = weakref.finalize(self, run_from_finalizer, partial(_give_back_later, self._held))
-        self._unseen.atexit = False  # with its sessions the rows are free
+        super().__init__(table.name, drawn[0].query, partial(_give_back_later, self._held))
         try:
             self._rows = draws.join(drawn).build()
         except TDServeError:
@@ -54,33 +52,15 @@ class ShardedTaken:
 
     def __repr__(self) -> str:
         num_rows = sum(len(to_row_numbers(lease.rows)) for _, lease in self._held)
-        return describe_taken(self, num_rows, self._table.name)
-
-    def __getitem__(self, key: Any) -> NoReturn:
-        """Raises InvalidRequestError, as ``tdserve.Taken`` does."""
-        raise make_subscript_error(self._table.name)
+        return describe_taken(self, num_rows, self._name)
 
     @property
-    def rows(self) -> Any:
-        """The tensordict, or dict of arrays. From now on the caller must acknowledge the rows or give them back."""
-        rows = self._query.hand_over(self._rows)
-        self._unseen.detach()  # only now: rows that nobody has are given back
-        return rows
+    def _content(self) -> Any:
+        return self._rows
 
-    def __enter__(self) -> Any:
-        try:
-            return self.rows
-        except BaseException:  # no block begins, whose end would give them back
-            self.give_back_later()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self.give_back()
-        elif self._held:  # otherwise the block has done it
-            self.ack()
+    @property
+    def _is_over(self) -> bool:
+        return not self._held
 
     def ack(self, *, timeout_s: float | None = None) -> None:
         """Acknowledges the rows of each shard, at the same time; called again after an error, those that were not.

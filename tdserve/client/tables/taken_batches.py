@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from threading import Event
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
@@ -20,32 +20,13 @@ from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.calls.call_conditions import may_repeat
 from tdserve.client.session.calls.call_deadline import begin_step
 from tdserve.client.session.finalizing import run_from_finalizer
+from tdserve.client.tables.taking import LeaseBlock
 
 POLL_S = 0.5
 """How soon a waiting iterator notices that it was closed."""
 
 RETRY_PAUSE_S = 0.1
 """Pause after an attempt that did not reach the server."""
-
-
-class Held(Protocol):
-    """Rows on lease."""
-
-    @property
-    def rows(self) -> Any:
-        """See ``tdserve.Taken``."""
-
-    def ack(self, *, timeout_s: float | None = None) -> None:
-        """See ``tdserve.Taken``; after an error it may be called again."""
-
-    def renew(self, lease_s: float | None = None, *, timeout_s: float | None = None) -> None:
-        """See ``tdserve.Taken``."""
-
-    def give_back(self) -> None:
-        """See ``tdserve.Taken``."""
-
-    def give_back_later(self) -> None:
-        """Gives the rows back without waiting for that."""
 
 
 @leave_modes_in_calls
@@ -62,9 +43,9 @@ class TakenBatches:
         timeout_s: Seconds that one batch may take.
     """
 
-    def __init__(self, take: Callable[[float], Held], name: str, *, device: Any, timeout_s: float) -> None:
+    def __init__(self, take: Callable[[float], LeaseBlock], name: str, *, device: Any, timeout_s: float) -> None:
         self._take, self._name, self._device, self._timeout_s = take, name, device, timeout_s
-        self._held: Held | None = None
+        self._held: LeaseBlock | None = None
         self._closed = Event()
 
     def __iter__(self) -> Iterator[Any]:

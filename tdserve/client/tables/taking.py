@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -228,39 +230,58 @@ def make_subscript_error(name: str) -> InvalidRequestError:
 
 
 @leave_modes_in_calls
-class Taken:
-    """Rows on lease, as a context manager: acknowledged at a clean exit, given back if the block raises, unless the
-    block has called :meth:`ack` or :meth:`give_back` itself.
+class LeaseBlock(ABC):
+    """What blocks of rows on lease do, of one server or of several: acknowledged at a clean exit, given back if the
+    block raises, unless it has done either itself; given back, too, if they are dropped before they were read.
 
-    If it is dropped before its rows were read, for example because the result of ``take`` is not used, the rows are
-    given back too.
+    Args:
+        name: Of the table.
+        query: By which they were taken.
+        give_back_unseen: Gives them back from a finalizer; it must not refer to this.
     """
 
-    def __init__(self, client: SessionClient, query: Query, lease: Lease) -> None:
-        self._lease = lease
-        self._unseen = weakref.finalize(self, run_from_finalizer, partial(give_back_later, client, query, lease))
-        self._unseen.atexit = False  # with its session the rows are free
-        self._client = client
+    def __init__(self, name: str, query: Query, give_back_unseen: Callable[[], None]) -> None:
+        self._name = name
         self._query = query
-        self._is_over = False
+        self._unseen = weakref.finalize(self, run_from_finalizer, give_back_unseen)
+        self._unseen.atexit = False  # with their sessions the rows are free
 
-    def __repr__(self) -> str:
-        return describe_taken(self, len(self._lease.rows), self._query.name)
+    @property
+    @abstractmethod
+    def _content(self) -> Any:
+        """The tensordict of the rows."""
+
+    @property
+    @abstractmethod
+    def _is_over(self) -> bool:
+        """Whether none is to be acknowledged or given back any more."""
+
+    @abstractmethod
+    def ack(self, *, timeout_s: float | None = None) -> None:
+        """Acknowledges the rows; after an error it may be called again."""
+
+    @abstractmethod
+    def renew(self, lease_s: float | None = None, *, timeout_s: float | None = None) -> None:
+        """Renews their lease."""
+
+    @abstractmethod
+    def give_back(self) -> None:
+        """Gives the rows back to others."""
+
+    @abstractmethod
+    def give_back_later(self) -> None:
+        """Gives the rows back without waiting for that."""
 
     def __getitem__(self, key: Any) -> NoReturn:
         """Raises InvalidRequestError with what to do instead: rows that are read have to be acknowledged."""
-        raise make_subscript_error(self._query.name)
+        raise make_subscript_error(self._name)
 
     @property
     def rows(self) -> Any:
         """The tensordict, or dict of arrays. From now on the caller must acknowledge the rows or give them back."""
-        rows = self._query.hand_over(self._lease.rows)
+        rows = self._query.hand_over(self._content)
         self._unseen.detach()  # only now: rows that nobody has are given back
         return rows
-
-    def _hold(self) -> Lease:
-        self._unseen.detach()
-        return self._lease
 
     def __enter__(self) -> Any:
         try:
@@ -279,6 +300,37 @@ class Taken:
         else:
             self.give_back()
 
+
+@leave_modes_in_calls
+class Taken(LeaseBlock):
+    """Rows on lease, as a context manager: acknowledged at a clean exit, given back if the block raises, unless the
+    block has called :meth:`ack` or :meth:`give_back` itself.
+
+    If it is dropped before its rows were read, for example because the result of ``take`` is not used, the rows are
+    given back too.
+    """
+
+    def __init__(self, client: SessionClient, query: Query, lease: Lease) -> None:
+        super().__init__(query.name, query, partial(give_back_later, client, query, lease))
+        self._lease = lease
+        self._client = client
+        self._has_ended = False
+
+    def __repr__(self) -> str:
+        return describe_taken(self, len(self._lease.rows), self._name)
+
+    @property
+    def _content(self) -> Any:
+        return self._lease.rows
+
+    @property
+    def _is_over(self) -> bool:
+        return self._has_ended
+
+    def _hold(self) -> Lease:
+        self._unseen.detach()
+        return self._lease
+
     def ack(self, *, timeout_s: float | None = None) -> None:
         """Acknowledges the rows. Raises WrongStateError if this client does not hold them any more.
 
@@ -286,7 +338,7 @@ class Taken:
             timeout_s: None is the client's default.
         """
         acknowledge(self._client, self._query, self._hold(), self._client.make_deadline(timeout_s))
-        self._is_over = True
+        self._has_ended = True
 
     def renew(self, lease_s: float | None = None, *, timeout_s: float | None = None) -> None:
         """Renews the lease: it lasts this many seconds from now on. Any thread may call it while another works.
@@ -305,7 +357,7 @@ class Taken:
     def give_back(self) -> None:
         """Gives the rows back to others."""
         give_back(self._client, self._query, self._hold(), compute_give_back_s(self._client.make_deadline(None)))
-        self._is_over = True
+        self._has_ended = True
 
     def give_back_later(self) -> None:
         """Gives the rows back without waiting for that."""
