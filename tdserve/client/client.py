@@ -27,10 +27,10 @@ from tdserve.client.moves.server_checkpoints import CHECKPOINT_TIMEOUT_S, Place,
 from tdserve.client.session.by_address import OfProcess
 from tdserve.client.session.catalog.catalog_client import ONCE, Once
 from tdserve.client.session.catalog.description import StoreDescription, VersionInfo
-from tdserve.client.session.catalog.store_options import StoreOptions
 from tdserve.client.session.requests.client_mover import ClientMover
 from tdserve.client.session.session import Session
 from tdserve.client.session.store_changes import delete_store
+from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tables.new_table import create_table
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle

@@ -16,7 +16,7 @@ from tdserve.base.errors import (
 from tdserve.base.ids import check_store_name
 from tdserve.client.client import Client
 from tdserve.client.handles.handle import StoreHandle
-from tdserve.client.session.catalog.store_options import StoreOptions
+from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tensordicts.store_filling import StoreFilling
 from tdserve.imports.formats import open_source
 from tdserve.imports.import_source import CHOOSE_OTHERS, ImportOptions, ImportSource, split_key

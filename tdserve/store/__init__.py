@@ -41,8 +41,9 @@ process to process), ``roots`` (the folder of a server). Begin with ``roots/root
     <root>/stores/<name>/staging/*.staging       exchange/staging.py           bytes that arrived whole and are not yet
                                                                                copied in
 
-``mapping``, ``staging`` and ``versions`` make torch tensors of mapped files. The other modules need no torch, so the
-control process may import them.
+``rows/mapping``, ``rows/shown_memory``, ``exchange/staging`` and, in ``weights``, ``versions``, ``version_mappings``
+and ``version_ends`` make torch tensors of mapped files. The other modules need no torch, so the control process may
+import them.
 
 Importing this package does nothing: import each module by its own name.
 """

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.session.catalog.store_options import StoreOptions
+from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tensordicts.store_filling import StoreFilling
 from tests.integration.crashing import Crashing
 from tests.processes import wait_for

@@ -86,6 +86,19 @@ def test_map_of_a_room_when_it_has_packages_then_each_is_there(path: str) -> Non
     assert packages - set(re.findall(r"``(\w+)``", read_docstring(path))) == set()
 
 
+def test_map_of_a_room_when_it_has_a_reading_order_then_each_module_is_named() -> None:
+    heads = ("client", "rules", "server", "store", "structure")
+    rooms = [each.parent for head in heads for each in (ROOT / "tdserve" / head).rglob("__init__.py")]
+    described = {room: read_docstring(str(room.relative_to(ROOT / "tdserve"))) for room in rooms}
+    mapped = [room for room, text in described.items() if re.search(r"^Read ", text, re.MULTILINE)]
+    assert len(mapped) > 20
+    lacking = {
+        str(room): [each.stem for each in room.glob("[a-z]*.py") if f"``{each.stem}``" not in described[room]]
+        for room in mapped
+    }
+    assert {room: names for room, names in lacking.items() if names} == {}
+
+
 def test_reading_order_of_replay_when_it_leads_to_a_module_or_room_then_that_exists() -> None:
     named = set(re.findall(r"``([a-z_]+)``", read_docstring("rules/replay")))
     assert len(named) > 10

@@ -18,8 +18,8 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.members import Members
 from tdserve.client.moves.move_steps import request_step
 from tdserve.client.session.catalog.description import StoreDescription
-from tdserve.client.session.catalog.store_options import StoreOptions
 from tdserve.client.session.store_changes import create_store, delete_store
+from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.placement import DIRECTORY, PlacementRecord, choose_owner, find_whole
 from tdserve.structure.captures.capture import capture
 from tdserve.v1 import control_pb2

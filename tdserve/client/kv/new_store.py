@@ -12,9 +12,9 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.base.ids import check_store_name
 from tdserve.client.kv.records import wrap_tensor
 from tdserve.client.session.catalog.description import StoreDescription
-from tdserve.client.session.catalog.store_options import StoreOptions
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
+from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.kv.keyed_settings import Eviction, KeyedSettings, Like
 from tdserve.structure.captures.capture import capture
 from tdserve.structure.captures.fake_tensors import to_structure_capture

@@ -5,6 +5,6 @@ exchanges with its server), then ``requests`` (those under way), then ``catalog`
 
 What puts them together is here. Read ``session_client`` (what handles and calls hold) and ``session`` (its end of one
 session) first; ``session_opener``, ``one_port`` and ``client_links`` open and end sessions, ``store_changes`` creates
-and deletes stores, ``by_address`` and ``recipe`` make handles work in every process, ``finalizing`` and
-``process_exit`` end what is left.
+and deletes stores, and ``store_options`` says how, ``by_address`` and ``recipe`` make handles work in every process,
+``finalizing`` and ``process_exit`` end what is left.
 """

@@ -7,9 +7,9 @@ from typing import Any
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, StoreExistsError
 from tdserve.base.ids import check_store_name
 from tdserve.client.session.catalog.description import StoreDescription, check_storage
-from tdserve.client.session.catalog.store_options import StoreOptions
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
+from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.captures.capture import Captured, capture
 from tdserve.structure.captures.declaring import Declared, declare_ragged, widens

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tdserve.base.arguments import to_key_path
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
-from tdserve.rules.replay.samplers.arguments import to_key_path
 from tdserve.structure.captures.rows import copy_leaves
 from tdserve.structure.trees.tree import Path, Spec, TensorLeaf, quote
 

@@ -19,11 +19,11 @@ from tdserve.base.ids import check_store_name
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
 from tdserve.client.session.catalog.description import check_storage
-from tdserve.client.session.catalog.store_options import StoreOptions
 from tdserve.client.session.requests.known_stores import KnownStore
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
+from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tensordicts.memmap_arguments import check_sizes
 from tdserve.client.tensordicts.reading import open_store
 from tdserve.client.transfers.write import write_selection

@@ -8,9 +8,9 @@ from typing import Any
 from tdserve.base.errors import StoreNotFoundError, StructureChangedError, TransferAbortedError, WrongStateError
 from tdserve.base.ids import check_store_name
 from tdserve.client.handles.handle import StoreHandle
-from tdserve.client.session.catalog.store_options import StoreOptions
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store, end_filling
+from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.transfers.write import write_selection
 from tdserve.messages.selection.selection import encode
 from tdserve.rules.catalog import make_identity

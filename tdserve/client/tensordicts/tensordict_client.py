@@ -17,8 +17,8 @@ from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.local_values import to_local
 from tdserve.client.handles.tensordict_calls import TensorDictCalls
 from tdserve.client.session.by_address import OfProcess
-from tdserve.client.session.catalog.store_options import StoreOptions
 from tdserve.client.session.session_client import SessionClient
+from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tensordicts.loading import Loading, ShownStores
 from tdserve.client.tensordicts.memmap_arguments import check_no_archive, check_no_files
 from tdserve.client.tensordicts.new_tensordict import NewStore, NewZeros, adopt_folder, replace_content

@@ -10,9 +10,9 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar
 
+from tdserve.base.arguments import to_finite_number
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
-from tdserve.rules.replay.samplers.arguments import to_finite_number
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from tdserve.rules.replay.eligibility.conditions import PLAIN
 from tdserve.rules.replay.eligibility.staleness import UNKNOWN
 from tdserve.rules.replay.plans import SamplePlan
 from tdserve.rules.replay.row_ages import DrawnRows, SampleAge
-from tdserve.rules.replay.row_sets.row_order import to_place
+from tdserve.rules.replay.row_indexes.row_order import to_place
 from tdserve.rules.replay.table_state import TableState
 
 _PROBED_ROWS = 256

@@ -43,7 +43,8 @@ MAX_CONSUMERS = 64
 class Settings:
     """How a table samples, removes rows and makes callers wait.
 
-    A new field has a default that JSON can hold, which texts of earlier versions mean; nothing else names it.
+    A new field has a default that JSON can hold, which texts of earlier versions mean. JSON and restores have it by
+    themselves; who may give it is said in README ("a setting of a table or queue").
 
     Attributes:
         sampler: Chooses the rows of a sample.

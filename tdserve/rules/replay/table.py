@@ -25,7 +25,7 @@ from tdserve.rules.replay.plans import (
     SampleTerms,
     check_priorities,
 )
-from tdserve.rules.replay.row_sets.live_rows import compact
+from tdserve.rules.replay.row_indexes.live_rows import compact
 from tdserve.rules.replay.samplers.selector import check_distinct
 
 
@@ -388,7 +388,7 @@ class Table(Departures):
         return self.columns.priority[rows]
 
     def get_sequences(self, rows: Rows) -> Rows:
-        """Returns the sequences of rows, see :mod:`tdserve.rules.replay.row_sets.row_order`: even where a row still
+        """Returns the sequences of rows, see :mod:`tdserve.rules.replay.row_indexes.row_order`: even where a row still
         continues the row before it. Of rows that are not live they are not defined.
 
         Raises:

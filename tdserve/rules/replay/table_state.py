@@ -21,9 +21,9 @@ from tdserve.rules.replay.eligibility.staleness import Staleness
 from tdserve.rules.replay.limiter import Limiter, LimiterCounts
 from tdserve.rules.replay.plans import SamplePlan
 from tdserve.rules.replay.row_ages import RowAges
-from tdserve.rules.replay.row_sets.columns import MakeColumn, RowColumns, make_in_memory
-from tdserve.rules.replay.row_sets.row_mask import RowMask
-from tdserve.rules.replay.row_sets.row_order import RowOrder, to_last_sequence
+from tdserve.rules.replay.row_indexes.columns import MakeColumn, RowColumns, make_in_memory
+from tdserve.rules.replay.row_indexes.row_mask import RowMask
+from tdserve.rules.replay.row_indexes.row_order import RowOrder, to_last_sequence
 from tdserve.rules.replay.samplers.sampler import Sampler
 from tdserve.rules.replay.samplers.trajectories import Trajectories
 from tdserve.rules.replay.settings import Settings

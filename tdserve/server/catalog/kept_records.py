@@ -13,10 +13,10 @@ from tdserve.base.errors import CorruptDataError, TDServeError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.weights import Versions
 from tdserve.server.catalog.later_records import is_of
+from tdserve.server.catalog.moments import Moments, read_moments
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.open_store.specs import Specs, make_keys
 from tdserve.server.recovery.draw_records import find_draw_records, forget_draw_records
-from tdserve.server.recovery.moments import Moments, read_moments
 from tdserve.store.database.catalog_db import CatalogDB, PinnedCatalog, Transaction
 from tdserve.store.durability.sync_pass import Pass
 from tdserve.store.roots.record_file import FILE_NAME, MAX_DRAW_BYTES, KeptRecord, KeptSpec

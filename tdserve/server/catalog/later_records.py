@@ -11,9 +11,9 @@ from typing import Any
 
 from tdserve.base.errors import CorruptDataError, TDServeError
 from tdserve.rules.catalog import StoreRecord
+from tdserve.server.catalog.moments import read_moments
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.recovery.draw_records import list_draw_records
-from tdserve.server.recovery.moments import read_moments
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.store.database.catalog_db import CatalogDB
 from tdserve.store.roots.record_file import FILE_NAME, KeptRecord

@@ -12,12 +12,12 @@ from tempfile import TemporaryDirectory
 from tdserve.base.errors import CorruptDataError, TDServeError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.catalog.kept_records import bring_back
+from tdserve.server.catalog.moments import read_moments
 from tdserve.server.checking.findings import REMOVED, Outcome
 from tdserve.server.durability.power_loss import forget_writers, return_to_last_sync
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.keyed_kind import KeyedKind
 from tdserve.server.open_store.specs import Specs, make_keys
-from tdserve.server.recovery.moments import read_moments
 from tdserve.store.database.catalog_db import CatalogDB, Table, Transaction
 from tdserve.store.database.environments import DATA_FILE, LOCK_FILE
 from tdserve.store.disk.faults import convert_os_errors

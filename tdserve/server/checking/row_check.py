@@ -12,7 +12,7 @@ import numpy as np
 from tdserve.base.errors import TDServeError
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.catalog import StoreRecord
-from tdserve.rules.replay.row_sets.row_order import NO_SEQUENCE, to_place
+from tdserve.rules.replay.row_indexes.row_order import NO_SEQUENCE, to_place
 from tdserve.server.catalog.later_records import OTHER_STRUCTURE_REMEDY, find_other_structure
 from tdserve.server.checking.findings import CheckedRoot, Finding
 from tdserve.server.checking.row_repairs import (

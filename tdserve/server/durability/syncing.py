@@ -18,12 +18,12 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, PeerLostError, TDServeError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.server.catalog.kept_records import keep_records
+from tdserve.server.catalog.moments import note_pass
 from tdserve.server.catalog.stores import Stores
 from tdserve.server.durability.sync_process import SyncProcess
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.processes.exit_reasons import may_be_damage
-from tdserve.server.recovery.moments import note_pass
 from tdserve.server.weights.version_files import release_version
 from tdserve.store.database.environments import hold_page_checks
 from tdserve.store.disk.files import is_in_memory

@@ -19,7 +19,7 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.allocation.ring import compute_first_generation
 from tdserve.rules.replay.allocation.shared_numbers import SharedNumbers
 from tdserve.rules.replay.eligibility.conditions import PLAIN
-from tdserve.rules.replay.row_sets.row_order import to_last_sequence
+from tdserve.rules.replay.row_indexes.row_order import to_last_sequence
 from tdserve.rules.replay.sample_ages import measure_sample_age
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table

@@ -1,4 +1,5 @@
-"""What changes of structure of all kinds of stores share: a folder for what is added, and a time without writes."""
+"""What changes of structure of tables and tensordict stores share: a folder for what is added, and a time without
+writes."""
 
 from __future__ import annotations
 

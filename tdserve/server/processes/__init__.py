@@ -1,4 +1,4 @@
-"""The processes that the control process starts, and orders to them.
+"""The processes that the control process starts, orders to them, and whatever processes may claim rows.
 
 Read in this order:
 

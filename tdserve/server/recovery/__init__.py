@@ -1,7 +1,11 @@
 """Recovery after a crash: records of what is under way, its repair, and the proof that a writer is gone.
 
-The table ``pending`` of the catalog has the records. UID is the incarnation of a store; LOCK names the writer; NUM
-distinguishes its records.
+``journal``, ``redo_log``, ``reserved``, ``claim_records``, ``lost_rows``, ``restructured`` and ``departure_records``
+have a kind of record each; ``writer_records`` has what those of local writers share, and ``process_watch`` finds out
+when such a writer is gone. ``draw_records`` are in a table of their own, ``draws``; all others are in the table
+``pending`` of the catalog.
+
+UID is the incarnation of a store; LOCK names the writer; NUM distinguishes its records.
 
 =========================  =====================================================  ===================================
 key                        written                                                read after a restart by

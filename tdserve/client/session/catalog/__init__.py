@@ -1,5 +1,5 @@
 """What a client learns of the stores of a server. No torch, no session.
 
 Read ``catalog_client`` first; then ``description``, with ``structure_leaves`` and ``structure_text``: a store, and its
-structure, as they are shown. ``message_facts`` are figures of a message; ``store_options`` says how a store is created.
+structure, as they are shown. ``message_facts`` are figures of a message.
 """

@@ -38,7 +38,7 @@ from tdserve.rules.replay.allocation.reservation import Reservation
 from tdserve.rules.replay.allocation.row_pins import RowPins
 from tdserve.rules.replay.allocation.rows_in_line import RowsInLine
 from tdserve.rules.replay.allocation.shared_numbers import SharedNumbers
-from tdserve.rules.replay.row_sets.live_rows import compact
+from tdserve.rules.replay.row_indexes.live_rows import compact
 
 _PART_SHIFT = 44
 ROW_ID_MASK = (1 << _PART_SHIFT) - 1

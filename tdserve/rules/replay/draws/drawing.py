@@ -11,7 +11,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.content import ADDED_DTYPES, POLICY_VERSION_KEY
 from tdserve.messages.row_numbers import NO_ROWS, Rows, sort_unique
 from tdserve.rules.replay.eligibility.conditional_selectors import ConditionalSelectors
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.selector import Drawn, Selector
 from tdserve.rules.replay.settings import Settings
 

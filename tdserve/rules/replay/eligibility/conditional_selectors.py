@@ -16,9 +16,9 @@ from tdserve.rules.replay.eligibility.group_selector import GroupSelector
 from tdserve.rules.replay.eligibility.leases import Leases
 from tdserve.rules.replay.eligibility.staleness import Staleness
 from tdserve.rules.replay.eligibility.written_keys import WrittenKeys
-from tdserve.rules.replay.row_sets.columns import RowColumns
-from tdserve.rules.replay.row_sets.row_mask import RowMask
-from tdserve.rules.replay.row_sets.suspended_rows import SuspendedRows
+from tdserve.rules.replay.row_indexes.columns import RowColumns
+from tdserve.rules.replay.row_indexes.row_mask import RowMask
+from tdserve.rules.replay.row_indexes.suspended_rows import SuspendedRows
 from tdserve.rules.replay.samplers.selector import Selector
 from tdserve.rules.replay.settings import MAX_CONSUMERS, Settings
 

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.columns import RowColumns
-from tdserve.rules.replay.row_sets.live_rows import LiveRows
-from tdserve.rules.replay.row_sets.parted_dict import PartedDict
+from tdserve.rules.replay.row_indexes.columns import RowColumns
+from tdserve.rules.replay.row_indexes.live_rows import LiveRows
+from tdserve.rules.replay.row_indexes.parted_dict import PartedDict
 from tdserve.rules.replay.samplers.selector import Drawn, Selector
 
 _NONE = -1

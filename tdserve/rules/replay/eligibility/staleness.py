@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tdserve.messages.content import POLICY_VERSION_KEY
 from tdserve.messages.row_numbers import Rows, sort_unique
 from tdserve.rules.replay.eligibility.skipped_versions import SkippedVersions
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 
 UNKNOWN = -1
 """Version of rows whose policy does not exist any more."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 
 _BITS = 64
 

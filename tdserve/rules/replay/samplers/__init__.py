@@ -2,5 +2,5 @@
 
 Read ``sampler`` and ``selector`` first: a setting, and the object that draws by it. ``prioritized`` is a good example;
 ``order``, ``priority_order``, ``without_replacement`` and ``slices`` (with ``trajectories``) are others, ``epochs`` is
-the order of a dataset. ``arguments`` checks the numbers that callers give for any setting of a table.
+the order of a dataset.
 """

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.columns import RowColumns
-from tdserve.rules.replay.row_sets.ordered_rows import OrderedRows
+from tdserve.rules.replay.row_indexes.columns import RowColumns
+from tdserve.rules.replay.row_indexes.ordered_rows import OrderedRows
 from tdserve.rules.replay.samplers.epochs import NumberOrder
 from tdserve.rules.replay.samplers.sampler import Sampler
 from tdserve.rules.replay.samplers.selector import Drawn, Selector, check_distinct

@@ -8,12 +8,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tdserve.base.arguments import to_finite_number
 from tdserve.base.errors import LocalProtocolError
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.columns import RowColumns
-from tdserve.rules.replay.row_sets.live_rows import compact
-from tdserve.rules.replay.row_sets.priorities import PriorityTree
-from tdserve.rules.replay.samplers.arguments import to_finite_number
+from tdserve.rules.replay.row_indexes.columns import RowColumns
+from tdserve.rules.replay.row_indexes.live_rows import compact
+from tdserve.rules.replay.row_indexes.priorities import PriorityTree
 from tdserve.rules.replay.samplers.sampler import Sampler
 from tdserve.rules.replay.samplers.selector import Drawn, Selector
 

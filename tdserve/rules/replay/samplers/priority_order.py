@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.columns import RowColumns
-from tdserve.rules.replay.row_sets.priorities import MinTree
+from tdserve.rules.replay.row_indexes.columns import RowColumns
+from tdserve.rules.replay.row_indexes.priorities import MinTree
 from tdserve.rules.replay.samplers.sampler import Sampler
 from tdserve.rules.replay.samplers.selector import Drawn, Selector, check_distinct
 

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.columns import RowColumns
-from tdserve.rules.replay.row_sets.live_rows import LiveRows
+from tdserve.rules.replay.row_indexes.columns import RowColumns
+from tdserve.rules.replay.row_indexes.live_rows import LiveRows
 from tdserve.rules.replay.samplers.epochs import EpochOrder, NumberOrder
 from tdserve.rules.replay.samplers.selector import Drawn, Selector
 

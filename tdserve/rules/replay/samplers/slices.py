@@ -9,14 +9,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tdserve.base.arguments import to_key_path
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.base.integers import check_integer
 from tdserve.messages.content import SLICE_END_KEY
 from tdserve.messages.row_numbers import PIECE_ROWS, Rows
-from tdserve.rules.replay.row_sets.columns import RowColumns
-from tdserve.rules.replay.row_sets.live_rows import LiveRows
-from tdserve.rules.replay.row_sets.slice_starts import StartChanges, Starts
-from tdserve.rules.replay.samplers.arguments import to_key_path
+from tdserve.rules.replay.row_indexes.columns import RowColumns
+from tdserve.rules.replay.row_indexes.live_rows import LiveRows
+from tdserve.rules.replay.row_indexes.slice_starts import StartChanges, Starts
 from tdserve.rules.replay.samplers.sampler import Sampler
 from tdserve.rules.replay.samplers.selector import Drawn, Selector
 from tdserve.rules.replay.samplers.trajectories import MAX_ALONE, Trajectories

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.columns import RowColumns
-from tdserve.rules.replay.row_sets.parted_dict import PartedDict
+from tdserve.rules.replay.row_indexes.columns import RowColumns
+from tdserve.rules.replay.row_indexes.parted_dict import PartedDict
 
 _NONE = -1
 

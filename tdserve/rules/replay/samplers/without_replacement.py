@@ -10,7 +10,7 @@ import numpy as np
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.base.integers import check_integer
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.epochs import MAX_SORTED_ROWS, EncipheredOrder, EpochOrder, SortedOrder
 from tdserve.rules.replay.samplers.sampler import Sampler
 from tdserve.rules.replay.samplers.selector import Drawn, Selector

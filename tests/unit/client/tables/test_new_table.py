@@ -8,7 +8,7 @@ from tensordict import TensorDict, UnbatchedTensor
 
 import tdserve
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, NotSupportedError, StoreExistsError
-from tdserve.client.session.catalog.store_options import StoreOptions
+from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tables.new_table import create_table
 from tdserve.rules.replay.settings import Settings
 

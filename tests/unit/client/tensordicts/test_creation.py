@@ -6,7 +6,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import NotSupportedError, SpecMismatchError, StoreExistsError, WrongStateError
-from tdserve.client.session.catalog.store_options import StoreOptions
+from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tensordicts.new_tensordict import NewStore, NewZeros
 from tests.processes import wait_for
 from tests.sameness import difference

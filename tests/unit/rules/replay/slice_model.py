@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.slices import Slices, SliceSelector
 from tdserve.rules.replay.samplers.trajectories import Trajectories
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tdserve.rules.replay.remover import Fifo, LowestPriority, Remover
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers import order
 
 

@@ -15,7 +15,7 @@ from tdserve.rules.replay.allocation.reservation import Reservation
 from tdserve.rules.replay.eligibility.conditions import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.plans import Arrival, SamplePlan
 from tdserve.rules.replay.remover import HighestPriority, LowestPriority
-from tdserve.rules.replay.row_sets.row_order import to_place
+from tdserve.rules.replay.row_indexes.row_order import to_place
 from tdserve.rules.replay.samplers.order import Fifo, Lifo
 from tdserve.rules.replay.samplers.prioritized import Prioritized
 from tdserve.rules.replay.samplers.sampler import Uniform

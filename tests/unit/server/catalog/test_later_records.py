@@ -15,7 +15,7 @@ from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.weights import Versions
 from tdserve.server.catalog.kept_records import keep_records
 from tdserve.server.catalog.later_records import check_folder, find_later, find_other_structure
-from tdserve.server.recovery.moments import note_pass, read_moments
+from tdserve.server.catalog.moments import note_pass, read_moments
 from tdserve.server.recovery.restructured import Restructured
 from tdserve.store.database.catalog_db import CatalogDB
 from tdserve.store.durability.sync_pass import Pass, SyncedWeights

@@ -1,5 +1,4 @@
-"""tdserve.server.open_store.weight_readers.py: versions that sessions have, and how long they have lacked newer
-ones."""
+"""tdserve/server/open_store/weight_readers.py: versions that sessions have, and for how long they lack newer ones."""
 
 from __future__ import annotations
 

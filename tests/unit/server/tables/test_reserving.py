@@ -13,7 +13,7 @@ from tdserve.base.errors import DeadlineExceededError
 from tdserve.messages.row_numbers import PIECE_ROWS, decode_rows
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
-from tdserve.rules.replay.row_sets.row_order import NO_SEQUENCE, to_last_sequence
+from tdserve.rules.replay.row_indexes.row_order import NO_SEQUENCE, to_last_sequence
 from tdserve.rules.replay.table import Table
 from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.tables.reserving import RowsInParts

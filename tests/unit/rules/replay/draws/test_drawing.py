@@ -11,7 +11,7 @@ from tdserve.rules.replay.draws.drawing import Drawing
 from tdserve.rules.replay.eligibility.conditional_selectors import ConditionalSelectors
 from tdserve.rules.replay.eligibility.conditions import PLAIN
 from tdserve.rules.replay.remover import LowestPriority
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.order import Fifo
 from tdserve.rules.replay.samplers.prioritized import Prioritized
 from tdserve.rules.replay.samplers.sampler import Uniform

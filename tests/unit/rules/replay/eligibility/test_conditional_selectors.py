@@ -10,7 +10,7 @@ from tdserve.rules.replay.eligibility.conditional_selectors import MAX_NAMED, MA
 from tdserve.rules.replay.eligibility.conditions import OWN, PLAIN, SampleConditions
 from tdserve.rules.replay.eligibility.group_selector import GroupSelector
 from tdserve.rules.replay.eligibility.staleness import Staleness
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.order import Fifo
 from tdserve.rules.replay.samplers.sampler import Uniform
 from tdserve.rules.replay.samplers.without_replacement import WithoutReplacement

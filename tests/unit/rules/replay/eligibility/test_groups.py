@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.eligibility.group_selector import GroupSelector
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.selector import Selector
 from tests import chi_square
 from tests.state_machines import make_tests

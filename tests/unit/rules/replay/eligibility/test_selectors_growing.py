@@ -12,7 +12,7 @@ from tdserve.rules.replay.eligibility.conditional_selectors import GROWING_ROWS,
 from tdserve.rules.replay.eligibility.conditions import OWN, SampleConditions
 from tdserve.rules.replay.eligibility.group_selector import GroupSelector
 from tdserve.rules.replay.eligibility.staleness import Staleness
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.order import Fifo
 from tdserve.rules.replay.samplers.sampler import Uniform
 from tdserve.rules.replay.samplers.selector import Selector

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tdserve.rules.replay.eligibility.staleness import UNKNOWN, Lags, Staleness
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.weights import STEP_AFTER_LOSS
 from tests.memory import count_bytes
 

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 
 from tdserve.base.errors import LocalProtocolError
 from tdserve.rules.replay.eligibility.written_keys import WrittenKeys
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 
 _CAPACITY = 6
 _NUM_KEYS = 130

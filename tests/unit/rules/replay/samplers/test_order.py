@@ -5,7 +5,7 @@ import pytest
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.order import Fifo, Lifo, OrderSelector
 
 _RNG = np.random.default_rng(0)

@@ -7,7 +7,7 @@ import pytest
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.prioritized import Prioritized, PrioritizedSelector
 from tests import chi_square
 

@@ -7,7 +7,7 @@ import pytest
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.rules.replay.limiter import Queue
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.priority_order import HighestPriority, LowestPriority, PriorityOrder
 from tests.unit.rules.replay.tables import acknowledge, give_back, more, numbers, planned, rng, table_of, write
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.order import Fifo, Lifo
 from tdserve.rules.replay.samplers.prioritized import Prioritized
 from tdserve.rules.replay.samplers.priority_order import LowestPriority

@@ -9,7 +9,7 @@ import pytest
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.rules.replay.eligibility.group_selector import GroupSelector
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.order import Fifo, Lifo
 from tdserve.rules.replay.samplers.prioritized import Prioritized
 from tdserve.rules.replay.samplers.priority_order import HighestPriority

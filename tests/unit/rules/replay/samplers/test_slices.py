@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.selector import Drawn, Selector
 from tdserve.rules.replay.samplers.slices import Search, Slices
 from tests import chi_square

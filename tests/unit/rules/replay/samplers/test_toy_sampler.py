@@ -11,7 +11,7 @@ import pytest
 from tdserve.base.errors import NotSupportedError
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay import settings as replay_settings
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.epochs import NumberOrder
 from tdserve.rules.replay.samplers.sampler import Sampler, make_epoch_order
 from tdserve.rules.replay.samplers.selector import Drawn, Selector

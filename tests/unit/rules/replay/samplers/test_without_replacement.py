@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError, LocalProtocolError
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.without_replacement import EpochSelector, WithoutReplacement
 from tests import chi_square
 

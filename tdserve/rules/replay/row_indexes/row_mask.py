@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError
 from tdserve.messages.row_numbers import RUN_PIECE_ROWS, Rows
-from tdserve.rules.replay.row_sets.live_rows import compact
+from tdserve.rules.replay.row_indexes.live_rows import compact
 
 
 class RowMask:
     """A set of row numbers below a capacity. To draw from a set, see
-    :class:`~tdserve.rules.replay.row_sets.live_rows.LiveRows`.
+    :class:`~tdserve.rules.replay.row_indexes.live_rows.LiveRows`.
 
     Args:
         capacity: Number of rows.

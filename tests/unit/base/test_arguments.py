@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tdserve.base.arguments import to_finite_number, to_key_path
 from tdserve.base.errors import InvalidRequestError
-from tdserve.rules.replay.samplers.arguments import to_finite_number, to_key_path
 
 
 @pytest.mark.parametrize(

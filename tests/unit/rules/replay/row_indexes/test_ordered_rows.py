@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tdserve.base.errors import LocalProtocolError
-from tdserve.rules.replay.row_sets.ordered_rows import OrderedRows
+from tdserve.rules.replay.row_indexes.ordered_rows import OrderedRows
 from tests.memory import count_bytes
 from tests.state_machines import make_tests
 

@@ -38,7 +38,7 @@ class RowColumns:
 
     @property
     def sequence(self) -> NDArray[np.int64]:
-        """Place of the row's commit in the table, see :mod:`tdserve.rules.replay.row_sets.row_order`: greater is
+        """Place of the row's commit in the table, see :mod:`tdserve.rules.replay.row_indexes.row_order`: greater is
         newer."""
         return self.get_array("sequence", np.int64)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from tdserve.messages.row_numbers import Rows, sort_unique
-from tdserve.rules.replay.row_sets.live_rows import LiveRows
+from tdserve.rules.replay.row_indexes.live_rows import LiveRows
 
 
 class Starts(LiveRows):

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 
 
 def test_array_when_first_needed_then_made_once_and_of_zeros() -> None:

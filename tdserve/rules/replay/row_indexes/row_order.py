@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.columns import RowColumns
+from tdserve.rules.replay.row_indexes.columns import RowColumns
 
 MAX_WRITERS = 4096
 """Writers whose last row is known. A row of another one, which has not written for the longest, continues none."""

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from tdserve.rules.replay.row_sets.priorities import MinTree, PriorityTree
+from tdserve.rules.replay.row_indexes.priorities import MinTree, PriorityTree
 from tests.memory import count_bytes
 
 _CAPACITIES = [1, 15, 16, 17, 300, 5000, 70_000]

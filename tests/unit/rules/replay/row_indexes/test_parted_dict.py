@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tdserve.rules.replay.row_sets.parted_dict import PartedDict
+from tdserve.rules.replay.row_indexes.parted_dict import PartedDict
 
 
 @pytest.mark.parametrize("step", [1, 8, 1 << 20, -(1 << 40)])

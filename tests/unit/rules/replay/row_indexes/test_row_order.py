@@ -10,8 +10,8 @@ import pytest
 
 from tdserve.base.errors import SelectionError
 from tdserve.rules.replay.plans import Arrival
-from tdserve.rules.replay.row_sets import row_order
-from tdserve.rules.replay.row_sets.row_order import to_place
+from tdserve.rules.replay.row_indexes import row_order
+from tdserve.rules.replay.row_indexes.row_order import to_place
 from tdserve.rules.replay.table import Table
 from tests.unit.rules.replay.tables import clear, delete, numbers, reserve, small_table, table_of, write
 

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.client.session.catalog.store_options import StoreOptions
+from tdserve.client.session.store_options import StoreOptions
 from tdserve.structure.captures.capture import capture
 from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.messages.row_numbers import Rows, sort_unique
-from tdserve.rules.replay.row_sets.live_rows import compact
+from tdserve.rules.replay.row_indexes.live_rows import compact
 
 Weights = NDArray[np.float64]
 

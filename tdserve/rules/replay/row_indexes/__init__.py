@@ -1,4 +1,5 @@
-"""Sets, columns and orders of row numbers: what the other rules are made of. None of them takes long to grow.
+"""Indexes of rows: sets, columns and orders of their numbers: what the other rules are made of. None of them takes long
+to grow.
 
 ``live_rows`` may be read (a row is drawn in constant time), ``row_mask`` and ``suspended_rows`` are sets of a byte per
 row, ``ordered_rows`` has rows in the order in which they came, ``row_order`` which of them continue the one before, and

@@ -7,7 +7,7 @@ import pytest
 
 from tdserve.base.errors import LocalProtocolError
 from tdserve.messages.row_numbers import RUN_PIECE_ROWS
-from tdserve.rules.replay.row_sets.row_mask import RowMask
+from tdserve.rules.replay.row_indexes.row_mask import RowMask
 
 _CAPACITY = 4096
 _BATCHES = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.row_mask import RowMask
+from tdserve.rules.replay.row_indexes.row_mask import RowMask
 
 
 class SuspendedRows(RowMask):

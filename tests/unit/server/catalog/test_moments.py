@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tdserve.server.recovery.moments import MAX_RUNS, Moments, note_pass, read_moments
+from tdserve.server.catalog.moments import MAX_RUNS, Moments, note_pass, read_moments
 from tdserve.store.database.catalog_db import CatalogDB
 
 LATE = 1 << 62

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tdserve.base.errors import LocalProtocolError
 from tdserve.messages.row_numbers import Rows
-from tdserve.rules.replay.row_sets.live_rows import LiveRows, compact
+from tdserve.rules.replay.row_indexes.live_rows import LiveRows, compact
 from tests import chi_square
 from tests.state_machines import make_tests
 
