@@ -42,10 +42,16 @@ def wait_for_end(watching: tdserve.Client, session: int) -> None:
 
 @contextmanager
 def warned_of(address: str) -> Iterator[None]:
-    """A block that drops a client: there must be one warning."""
+    """A block that drops a client: there must be one warning, as soon as no thread holds the client any more."""
+
+    def has_warned() -> bool:
+        gc.collect()
+        return bool(caught)
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
         yield
+        wait_for(has_warned, "a warning of the client that was dropped", timeout_s=TIMEOUT_S)
     assert [str(each.message) for each in caught] == [f"unclosed client of {address}"]
 
 

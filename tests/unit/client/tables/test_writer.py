@@ -188,7 +188,7 @@ def test_append_when_there_is_no_room_then_waits_for_the_timeout_of_the_client()
     assert subject.num_under_way + subject.num_buffered == num_rows
     table.let()
     wait_for(lambda: not subject.num_under_way, "the rows that were on their way")
-    subject.close()
+    subject.close(timeout_s=60.0)
     assert table.numbers == list(range(num_rows))
 
 
