@@ -18,6 +18,7 @@ from tdserve.rules.replay.plans import Arrival, SamplePlan
 from tdserve.rules.replay.samplers.prioritized import Prioritized
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
+from tdserve.rules.replay.table_state import TableState
 from tdserve.rules.shard_division import FRESH_S, KnownMasses, ShardMass, divide_sample
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.05
@@ -159,7 +160,7 @@ class SimulatedCluster:
     def _make_part(self, store: int) -> Table:
         rows, limiter = self.scenario.part_rows, self.settings.limiter.make_part(self.scenario.num_shards)
         settings = self.settings.with_limiter(limiter)
-        return Table(f"store-{store}", rows, np.zeros(rows, np.int64), settings)
+        return Table(TableState(f"store-{store}", rows, np.zeros(rows, np.int64), settings))
 
     def run(self) -> Tally:
         """Runs until the end; returns what was seen."""
@@ -252,7 +253,7 @@ class SimulatedClient:
                 tally.expected[key] = tally.expected.get(key, 0.0) + share * sum(counts.values())
         done_s = cluster.time.now_s
         for shard in up:
-            plan = cluster.get_part(store, shard).draw_sample(counts[shard], rng=cluster.rng)
+            plan = cluster.get_part(store, shard).samples.draw_sample(counts[shard], rng=cluster.rng)
             done_s = max(done_s, self._serve(shard, "rows", counts[shard]))
             if plan is not None:
                 plans[shard] = plan
@@ -355,7 +356,7 @@ def find_mass(part: Table) -> ShardMass:
 def write_rows(part: Table, num_rows: int, rng: np.random.Generator, scale: float = 1.0) -> None:
     """Commits rows with random priorities."""
     priorities: NDArray[np.float64] = scale * rng.lognormal(size=num_rows)
-    reservation = part.reserve(num_rows)
+    reservation = part.arrivals.reserve(num_rows)
     if reservation is not None:
-        part.arrive(reservation.rows, Arrival(priorities=priorities))
-        part.commit(reservation)
+        part.arrivals.arrive(reservation.rows, Arrival(priorities=priorities))
+        part.arrivals.commit(reservation)

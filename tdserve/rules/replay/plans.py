@@ -72,7 +72,8 @@ class SamplePlan(RowsPlan):
 
     Attributes:
         terms: The terms of the sample.
-        num_missing: Rows of it that are still to be drawn, see ``Table.draw_more``; they already count as sampled.
+        num_missing: Rows of it that are still to be drawn, see ``TableSamples.draw_more``; they already count as
+            sampled.
         sequence: The rows' places in the order of commits, which identify them.
     """
 

@@ -40,28 +40,28 @@ class RankDraw:
         _check_terms(table, terms)
         plan = _draw_apart(table, terms, rng)
         if plan is not None and table.claims:  # a writer may have claimed some of these rows by itself
-            table.undo(plan)
-            table.take_back_claims()
+            table.samples.undo(plan)
+            table.state.take_back_claims()
             plan = _draw_apart(table, terms, rng)
         if plan is None:
             return None
-        if (table.get_row_ids(plan.rows) & 1).any():  # what was claimed is not known while the disk is full
-            table.undo(plan)
+        if (table.state.get_row_ids(plan.rows) & 1).any():  # what was claimed is not known while the disk is full
+            table.samples.undo(plan)
             return None
-        row_ids, spent_ids = table.get_row_ids(plan.rows), table.get_row_ids(plan.spent)
+        row_ids, spent_ids = table.state.get_row_ids(plan.rows), table.state.get_row_ids(plan.spent)
         draw = KeptDraw(step, terms, plan.rows, row_ids, plan.columns, plan.spent, spent_ids)
-        table.draws.keep(draw, table)
-        table.leave_to_draw(plan)
+        table.draws.keep(draw, table.state)
+        table.samples.leave_to_draw(plan)
         return cls(table, plan, draw)
 
     def settle(self) -> None:
         """Ends the draw, which is on record now: its consumer has had the rows."""
-        self._table.consume(self.draw.terms.conditions.consumer, self.draw.rows)
+        self._table.state.consume(self.draw.terms.conditions.consumer, self.draw.rows)
 
     def undo(self) -> None:
         """Undoes the draw: what it used up is available again, and the step may be drawn."""
-        self._table.draws.withdraw(self.draw, self._table)
-        self._table.undo(self.plan)
+        self._table.draws.withdraw(self.draw, self._table.state)
+        self._table.samples.undo(self.plan)
 
 
 def plan_share(table: Table, draw: KeptDraw, rank: int) -> RowsPlan:
@@ -74,7 +74,7 @@ def plan_share(table: Table, draw: KeptDraw, rank: int) -> RowsPlan:
         raise LocalProtocolError(reason=f"step {draw.step} was not dealt yet")
     share = draw.shares[rank]
     rows = draw.rows[share]
-    num_gone = int(np.count_nonzero(table.get_row_ids(rows) != draw.row_ids[share]))
+    num_gone = int(np.count_nonzero(table.state.get_row_ids(rows) != draw.row_ids[share]))
     if num_gone:
         state = f"{num_gone} of its {len(rows)} rows of table {table.name!r} are deleted"
         raise WrongStateError(state=state, event=f"reading the share of rank {rank} in step {draw.step}")
@@ -82,7 +82,7 @@ def plan_share(table: Table, draw: KeptDraw, rank: int) -> RowsPlan:
 
 
 def _draw_apart(table: Table, terms: DrawTerms, rng: np.random.Generator) -> SamplePlan | None:
-    return table.draw_sample(terms.num_drawn, rng=rng, conditions=terms.conditions, is_apart=True)
+    return table.samples.draw_sample(terms.num_drawn, rng=rng, conditions=terms.conditions, is_apart=True)
 
 
 def _check_terms(table: Table, terms: DrawTerms) -> None:

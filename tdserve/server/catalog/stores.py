@@ -344,7 +344,7 @@ class Stores:
             return
         store.check_present()
         if store.table is not None:
-            store.table.take_back_claims()
+            store.table.state.take_back_claims()
         with self.db.begin_transaction(uses_reserve=True) if begin is None else begin() as txn:
             self._decide_removal(store.record, txn)
         reach("deletion.recorded")

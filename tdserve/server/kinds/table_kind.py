@@ -23,6 +23,7 @@ from tdserve.rules.replay.row_indexes.row_order import to_last_sequence
 from tdserve.rules.replay.sample_ages import measure_sample_age
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
+from tdserve.rules.replay.table_state import TableState
 from tdserve.server.execution.rule_memory import ROW_BYTES, check_rule_memory
 from tdserve.server.kinds.policies import check_policy, describe_policy
 from tdserve.server.kinds.store_kind import KindStores, StoreKind, load_state
@@ -96,7 +97,7 @@ class TableKind(StoreKind):
 
     def split_opening(
         self, record: StoreRecord, stores: KindStores
-    ) -> tuple[Callable[[], Table], Callable[[Table], OpenedStore]]:
+    ) -> tuple[Callable[[], TableState], Callable[[TableState], OpenedStore]]:
         folder, state = stores.root.store_folder(record.name), load_state(stores.db, record.uid)
         spec = stores.specs.get(record.fingerprint, record.order)
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
@@ -104,7 +105,7 @@ class TableKind(StoreKind):
         reserved = stores.unfinished_writes.find_reserved(record.uid)
         claimed = find_unfilled_claims(stores.db, folder, record, generations.values)
         make = partial(
-            Table.restore,
+            TableState.restore,
             record.name,
             generations.values[:-1],
             Settings.from_json(state.get("settings", record.settings)),
@@ -117,7 +118,8 @@ class TableKind(StoreKind):
             first_generation=compute_first_generation(record.uid),
         )
 
-        def finish(table: Table) -> OpenedStore:
+        def finish(restored: TableState) -> OpenedStore:
+            table = Table(restored)
             store = OpenedStore(record, stored, folder, row_spec=spec, generations=generations, table=table)
             store.group_keys.extend(tuple(path) for path in state.get("group_keys", ()))
             store.known_groups.update(store.group_keys)
@@ -125,7 +127,7 @@ class TableKind(StoreKind):
             table.ages.note_rows(0, time.monotonic())
             restore_draws(stores.db, record.uid, table)
             complete_departure(stores.db, record.uid, table)
-            table.remove_had_by_all()
+            table.departures.remove_had_by_all()
             store.unfilled.extend((writer, list(islice(left, len(several)))) for writer, several in claimed)
             return store
 
@@ -144,7 +146,7 @@ class TableKind(StoreKind):
         describe_policy(stores, store, description)
         table = store.get_table()
         counts = table.counts
-        description.num_rows, description.inserts = counts.num_rows - description.num_damaged, table.inserts
+        description.num_rows, description.inserts = counts.num_rows - description.num_damaged, table.totals.inserts
         description.samples = counts.samples
         description.reserved_rows = counts.reserved + description.num_damaged
         description.num_leased = table.selectors.leases.num_leased
@@ -163,7 +165,7 @@ class TableKind(StoreKind):
         figures.is_queue = table.settings.is_queue
         if table.settings.sampler.uses_priority:
             figures.priority_sum = table.selectors.get(PLAIN).mass
-        age = measure_sample_age(table, time.monotonic(), rng=self._rng)
+        age = measure_sample_age(table.state, time.monotonic(), rng=self._rng)
         if age is not None:
             figures.sample_age.MergeFrom(control_pb2.SampleAge(**age._asdict()))
 

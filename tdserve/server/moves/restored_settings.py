@@ -99,7 +99,7 @@ class RestoredSettings:
     async def _reopen(self, store: OpenedStore, settled: StoreRecord, asked: Settings) -> None:
         table, stores = store.get_table(), self._stores
         if asked.uses_priority and not table.settings.uses_priority:
-            table.columns.priority[table.list_live_rows()] = 1.0  # as for rows that are written without one
+            table.columns.priority[table.state.list_live_rows()] = 1.0  # as for rows that are written without one
         state = store.get_table_state()
         state.pop("settings", None)  # those that were changed before the checkpoint
         with stores.db.begin_transaction() as txn:

@@ -37,7 +37,7 @@ class Sealing:
         store.is_leaving = True
         if store.table is not None:
             store.catch_up()
-            store.table.take_back_claims()
+            store.table.state.take_back_claims()
 
     async def wait_at_rest(
         self,

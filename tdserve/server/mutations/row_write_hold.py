@@ -97,7 +97,7 @@ class RowWriteHold:
 
     async def _hold_rows(self, table: Table, wanted: RowDemands) -> None:
         def hold(rows: Rows) -> None:
-            self._num_held += len(table.hold(rows))
+            self._num_held += len(table.state.hold(rows))
 
         num_left, self._held_before = table.ring.num_left_held, table.ring.select_held(self.rows)
         await look_at_rows(table, self.rows, wanted.check, hold)
@@ -109,14 +109,14 @@ class RowWriteHold:
     async def give_back(self) -> None:
         """Undoes ``hold``; other writes may have the rows."""
         if self._store.table is not None:
-            await call_in_turns(self._iter_held_rows(self._store.table), self._store.table.let_go)
+            await call_in_turns(self._iter_held_rows(self._store.table), self._store.table.state.let_go)
         self.end()
         self._store.waiters.wake()
 
     def _iter_held_rows(self, table: Table) -> Iterator[Rows]:
         """Yields the rows that ``hold`` itself has held so far: the first of those that were not held before."""
         num_missing = self._num_held
-        for rows in table.iter_steps((self.rows - self._held_before).iter_pieces()):
+        for rows in table.state.iter_steps((self.rows - self._held_before).iter_pieces()):
             if not num_missing:
                 return
             yield rows[:num_missing]
@@ -134,7 +134,7 @@ class RowWriteHold:
             if with_rows:
                 await call_in_turns(self.rows.iter_pieces(), lambda piece: _make_odd(values, piece))
         else:
-            await call_in_turns(table.iter_steps(self.rows.iter_pieces()), table.ring.hide)
+            await call_in_turns(table.state.iter_steps(self.rows.iter_pieces()), table.ring.hide)
 
     async def let_go(
         self, *, is_written: bool, is_untouched: bool = False, then: Callable[[], None] = do_nothing
@@ -160,12 +160,12 @@ class RowWriteHold:
             then()
             return
         written = [number for key in self._keys or [()] for number in store.find_numbers(key)] if is_written else []
-        show_rows = table.show_untouched if is_untouched else partial(table.show, keys=written)
-        await call_in_turns(table.iter_steps(rows.iter_pieces()), show_rows)
+        show_rows = table.state.show_untouched if is_untouched else partial(table.state.show, keys=written)
+        await call_in_turns(table.state.iter_steps(rows.iter_pieces()), show_rows)
         try:
             then()
         finally:
-            await call_in_turns(table.iter_steps(rows.iter_pieces()), table.let_go)
+            await call_in_turns(table.state.iter_steps(rows.iter_pieces()), table.state.let_go)
             self.end()
 
     async def drop(self, then: Callable[[], None]) -> None:
@@ -176,10 +176,11 @@ class RowWriteHold:
         """
         table = self._store.get_table()
         await call_in_turns(
-            table.iter_steps(self.rows.iter_pieces()), lambda rows: table.remove(rows[table.is_live(rows)])
+            table.state.iter_steps(self.rows.iter_pieces()),
+            lambda rows: table.state.remove(rows[table.state.is_live(rows)]),
         )
         then()
-        await call_in_turns(table.iter_steps(self.rows.iter_pieces()), table.ring.let_go)
+        await call_in_turns(table.state.iter_steps(self.rows.iter_pieces()), table.ring.let_go)
         self.end()
 
     def end(self) -> None:
@@ -216,12 +217,12 @@ async def look_at_rows(table: Table, rows: RowSet, check: Check, then: Callable[
 
     def look(some: Rows) -> None:
         nonlocal num_seen
-        table.check_live(some)
+        table.state.check_live(some)
         check(some, slice(num_seen, num_seen + len(some)))
         num_seen += len(some)
         then(some)
 
-    await call_in_turns(table.iter_steps(rows.iter_pieces()), look)
+    await call_in_turns(table.state.iter_steps(rows.iter_pieces()), look)
 
 
 def _make_odd(values: NDArray[np.int64], piece: slice | NDArray[np.int64]) -> None:

@@ -215,7 +215,7 @@ class UnfinishedWrites:
             self._process_watch.watch(lost.lock_name, partial(self._let_go, store, lost))
             return
         dropping = self._drop(store, lost)
-        if len(lost.rows) <= store.table.step_rows:
+        if len(lost.rows) <= store.table.state.step_rows:
             run_without_turns(dropping)
         else:
             task = asyncio.create_task(dropping, name=f"tdserve-dropping-{store.name}")

@@ -28,7 +28,7 @@ def make_counts(
     num_live = num_rows - len(lost)
     return control_pb2.TableCounts(
         rows=num_live,
-        inserts=table.inserts + num_coming,
+        inserts=table.totals.inserts + num_coming,
         overwritten=_count_overwritten(table, num_live, num_coming),
     )
 

@@ -123,7 +123,7 @@ class OpenedStore:
             writer: Only those among which may be extends of the client with this id.
         """
         if self.table is not None:
-            self.table.catch_up(writer)
+            self.table.state.catch_up(writer)
 
     def get_versions(self) -> Versions:
         """Returns the rules of weights. Raises WrongStateError for another kind of store."""
@@ -263,7 +263,7 @@ class OpenedStore:
     def get_table_state(self) -> dict[str, Any]:
         """Returns what the rules of a replay table need after a restart."""
         known = [path for path in self.group_keys if path in self.known_groups]
-        return {**self.get_table().get_state(), **({"group_keys": known} if known else {})}
+        return {**self.get_table().state.get_state(), **({"group_keys": known} if known else {})}
 
     @property
     def content_version(self) -> int:

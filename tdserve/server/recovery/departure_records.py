@@ -36,7 +36,7 @@ def complete_departure(db: CatalogDB, uid: str, table: Table) -> None:
         return
     head, _, encoded = content.partition(b"\n")
     rows = RowSet.decode(encoded)
-    for _ in table.depart_in_pieces(Departure(rows, num_rows=len(rows), **json.loads(head))):
+    for _ in table.departures.depart_in_pieces(Departure(rows, num_rows=len(rows), **json.loads(head))):
         pass
     forget_departure(db, uid)
 

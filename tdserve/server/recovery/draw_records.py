@@ -26,7 +26,7 @@ def renew_draws(uid: str, table: Table, txn: Transaction) -> None:
 
 def restore_draws(db: CatalogDB, uid: str, table: Table) -> None:
     """Lets a table that was just opened keep the draws on record."""
-    table.draws.restore([KeptDraw.from_bytes(record) for _, record in db.scan("draws", uid.encode())], table)
+    table.draws.restore([KeptDraw.from_bytes(record) for _, record in db.scan("draws", uid.encode())], table.state)
 
 
 def rename_draws(db: CatalogDB, uid: str, rename: Rename) -> None:

@@ -155,7 +155,7 @@ class AddedLeaves:
         generations = store.generations
         if store.waiters.is_gone or generations is None:
             return
-        store.get_table().take_back_claims()  # each is of one structure; what was claimed is reserved from now on
+        store.get_table().state.take_back_claims()  # each is of one structure; what was claimed is reserved from now on
         generations.move_structure(altered.record.structure)
         if altered is not store:
             self._stores.opened.put(altered)

@@ -109,12 +109,12 @@ class Claiming:
         if any(claim.has_failed for claim in table.claims):  # then it is not known which rows are claimed
             return None
         wished = asked.wished_claim * (1 if holder.is_local else CLIENTS_OF_WORKER)
-        window = min(wished, table.step_rows)  # rows found filled are committed in one turn
+        window = min(wished, table.state.step_rows)  # rows found filled are committed in one turn
         num_writers = self._count_writers(holder, table)
         is_block = num_writers > 1
         if is_block:
             window = count_promisable(table.ring, window, num_writers=num_writers) // asked.num_rows * asked.num_rows
-        num_allowed = table.count_claimable(window) if window else 0
+        num_allowed = table.arrivals.count_claimable(window) if window else 0
         if num_allowed < asked.num_rows * (MIN_BLOCK_EXTENDS if is_block else 1):
             return None
         uid, writer = store.record.uid, holder.writer
@@ -179,7 +179,7 @@ class Claiming:
         if claimed.abandons:
             claim.abandon()
         else:
-            claim.table.catch_up()  # all of it: then readers find that nothing is left
+            claim.table.state.catch_up()  # all of it: then readers find that nothing is left
 
     def catch_up(self) -> bool:
         """Commits all rows that were filled, and returns whether all of them are live."""

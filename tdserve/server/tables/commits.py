@@ -58,8 +58,8 @@ def commit_rows(
     *others, last = _make_answers(store, reservation, extends)
     generations = table.ring.compute_generations(reservation)
     redo = RedoEntry(store.record.uid, reservation.rows, generations, reservation.encoded)
-    table.arrive(reservation.rows, arrival)
-    note_arrival(table, len(reservation), time.monotonic())
+    table.arrivals.arrive(reservation.rows, arrival)
+    note_arrival(table.state, len(reservation), time.monotonic())
     try:
         client_id, request, done = last
         with answers.begin_transaction(
@@ -73,10 +73,10 @@ def commit_rows(
             _put_on_record(stores, store, txn, redo)
             also(txn)
     except BaseException:
-        table.take_back(reservation.rows, arrival)
+        table.arrivals.take_back(reservation.rows, arrival)
         raise
     reach("commit.recorded")
-    table.commit(reservation)
+    table.arrivals.commit(reservation)
     reach("commit.shown")
     store.waiters.wake()
     return done
@@ -121,34 +121,34 @@ async def commit_in_turns(
     """
     store.check_present()
     table = store.get_table()
-    step_rows = table.step_rows
+    step_rows = table.state.step_rows
     arrived: list[tuple[Rows, Arrival]] = []
     async with store.link_lock:
         try:
             for start in range(0, len(reservation), step_rows):
                 part = slice(start, start + step_rows)
                 arrived.append((reservation.rows[part], settle().select_part(part)))
-                table.arrive(*arrived[-1], is_on_record_later=True)
-                note_arrival(table, len(arrived[-1][0]), time.monotonic())
+                table.arrivals.arrive(*arrived[-1], is_on_record_later=True)
+                note_arrival(table.state, len(arrived[-1][0]), time.monotonic())
                 await asyncio.sleep(0)
             redo = await asyncio.to_thread(_make_redo_entry, store, table, reservation)  # nothing changes what it reads
             store.check_present()
-            table.forget_arriving()
+            table.arrivals.forget_arriving()
             done = control_pb2.Done(counts=make_counts(store, num_coming=len(reservation)), indices=reservation.encoded)
             with answers.begin_transaction(client_id, request, done.SerializeToString()) as txn:
                 _put_on_record(stores, store, txn, redo)
                 also(txn)
         except BaseException:
-            table.forget_arriving()
-            await call_in_turns(reversed(arrived), lambda each: table.take_back(*each))
+            table.arrivals.forget_arriving()
+            await call_in_turns(reversed(arrived), lambda each: table.arrivals.take_back(*each))
             raise
     reach("long-commit.recorded")
-    table.num_coming = len(reservation)
+    table.state.num_coming = len(reservation)
     rest: Reservation | None = reservation
     while rest is not None:
-        shown, rest = table.ring.split(rest, table.step_rows)
-        table.num_coming -= len(shown)
-        table.commit(shown)
+        shown, rest = table.ring.split(rest, table.state.step_rows)
+        table.state.num_coming -= len(shown)
+        table.arrivals.commit(shown)
         reach("long-commit.part-shown")
         await asyncio.sleep(0)
     redo.forget(stores.db)

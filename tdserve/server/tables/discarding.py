@@ -65,15 +65,15 @@ class Discarding:
             return True
         if uid in self._under_way:
             return False
-        num_old = table.count_too_old(max_lag)
-        if num_old > table.step_rows or (group and num_old and table.ring.num_used > table.step_rows):
-            discarding = self._discard(store, table.discard_in_pieces(max_lag, group=group))
+        num_old = table.departures.count_too_old(max_lag)
+        if num_old > table.state.step_rows or (group and num_old and table.ring.num_used > table.state.step_rows):
+            discarding = self._discard(store, table.departures.discard_in_pieces(max_lag, group=group))
             task = asyncio.get_running_loop().create_task(discarding, name="tdserve-discarding")
             task.add_done_callback(retrieve_exception)
             self._stores.seals.count_task(store.name, task)
             self._under_way[uid] = task
             return False
-        if table.discard(max_lag, group=group):
+        if table.departures.discard(max_lag, group=group):
             store.waiters.wake()
         return True
 

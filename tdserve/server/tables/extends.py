@@ -142,7 +142,7 @@ class Extends:
     ) -> control_pb2.Done:
         """Commits filled rows, unless an earlier attempt, over another session, has been faster."""
         store, table = rows.store, rows.store.get_table()
-        is_long = len(rows.reservation) > table.step_rows
+        is_long = len(rows.reservation) > table.state.step_rows
         # write_lock keeps new groups out; link_lock waits for a long extend that links its rows.
         has_links = table.columns.trajectories is not None
         async with store.write_lock if is_long else store.link_lock if has_links else nullcontext():

@@ -50,7 +50,7 @@ class _Drawing:
     def describe_wait(self) -> str:
         """Returns what it waits for."""
         table, terms = self.store.get_table(), self.terms
-        return table.explain_sample(terms.num_drawn, terms.conditions, names=self.store.leaf_names)
+        return table.samples.explain_sample(terms.num_drawn, terms.conditions, names=self.store.leaf_names)
 
 
 class RankShares:
@@ -126,7 +126,7 @@ class RankShares:
             made.undo()
             raise
         made.settle()
-        note_sample(table, made.plan, time.monotonic())
+        note_sample(table.state, made.plan, time.monotonic())
         store.waiters.wake()  # a writer may wait for what it used up, and other ranks for it
         return made.draw
 

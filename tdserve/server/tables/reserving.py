@@ -42,12 +42,13 @@ class RowsInParts:
         self._newest: list[Reservation] = []  # parts that follow them
 
     def begin(self) -> Self | None:
-        """Begins, if the writer may have all rows now; returns None if it must wait. Errors as in ``Table.reserve``."""
-        return self if self._table.begin_reserving(self.num_missing) else None
+        """Begins, if the writer may have all rows now; returns None if it must wait. Errors as in
+        ``TableArrivals.reserve``."""
+        return self if self._table.arrivals.begin_reserving(self.num_missing) else None
 
     def reserve_next(self) -> Reservation | None:
         """Reserves the next part; returns None while others hold or fill too many rows."""
-        part = self._table.reserve_part(min(self.num_missing, self._table.step_rows))
+        part = self._table.arrivals.reserve_part(min(self.num_missing, self._table.state.step_rows))
         if part is not None:
             self._newest.append(part)
             self.num_missing -= len(part)
@@ -78,7 +79,7 @@ class RowsInParts:
 
     def end(self) -> None:
         """Lets other writers have rows again."""
-        self._table.end_reserving()
+        self._table.arrivals.end_reserving()
 
 
 async def reserve_rows(session: ClientSession, store: OpenedStore, num_rows: int, deadline: Deadline) -> Reservation:
@@ -90,10 +91,15 @@ async def reserve_rows(session: ClientSession, store: OpenedStore, num_rows: int
         DeadlineExceededError: They were not free in time.
     """
     table = store.get_table()
-    line, explain = ("extend", num_rows), partial(table.explain_extend, num_rows)
-    if num_rows <= table.step_rows:
+    line, explain = ("extend", num_rows), partial(table.arrivals.explain_extend, num_rows)
+    if num_rows <= table.state.step_rows:
         return await session.wait(
-            store.waiters, partial(table.reserve, num_rows), deadline, explain, line=line, give_back=table.ring.abort
+            store.waiters,
+            partial(table.arrivals.reserve, num_rows),
+            deadline,
+            explain,
+            line=line,
+            give_back=table.ring.abort,
         )
     await inline_tasks.ensure_task()
     rows = RowsInParts(table, num_rows)

@@ -78,8 +78,8 @@ class RowChanges:
             self._record(session, request, store, departure, done, is_decided=is_decided)
             reach("change.recorded")
             if departure is not None:
-                steps = store.get_table().depart_in_pieces(departure, owner=session.number)
-                await sum_in_turns(steps, is_long=len(departure.rows) > store.get_table().step_rows)
+                steps = store.get_table().departures.depart_in_pieces(departure, owner=session.number)
+                await sum_in_turns(steps, is_long=len(departure.rows) > store.get_table().state.step_rows)
                 forget_departure(self._stores.db, store.record.uid)
             reach("change.applied")
         store.waiters.wake()
@@ -92,10 +92,10 @@ class RowChanges:
         async with store.write_lock:  # no lease is half over meanwhile
             store.check_present()
             end_s = time.monotonic() + leased.lease_s
-            parts = table.renew_in_parts(
+            parts = table.leases.renew_in_parts(
                 session.number, leased.consumer, rows, generations, end_s, request=leased.request
             )
-            num_rows = await sum_in_turns(parts, is_long=len(rows) > table.step_rows)
+            num_rows = await sum_in_turns(parts, is_long=len(rows) > table.state.step_rows)
         self._lease_timer.watch(store)
         return control_pb2.Done(num_rows=num_rows)
 
@@ -138,17 +138,19 @@ async def _plan_departure(
         return await _plan_same_departure(store, asked)
     if kind == "delete":
         named = await _decode_rows(store, asked.delete)
-        await call_in_turns(table.iter_steps(named.iter_pieces()), table.check_live)
-        return table.plan_departure(named)
+        await call_in_turns(table.state.iter_steps(named.iter_pieces()), table.state.check_live)
+        return table.departures.plan_departure(named)
     if kind == "clear":
-        return table.plan_clear(resets_counts=asked.resets_counts)
+        return table.departures.plan_clear(resets_counts=asked.resets_counts)
     if kind == "acknowledge":
         leased, consumer = asked.acknowledge, asked.acknowledge.consumer
         rows, generations = _decode_leased(store, leased)
         parts: list[Rows] = []
-        found = table.find_acknowledged_in_parts(session.number, consumer, rows, generations, request=leased.request)
+        found = table.leases.find_acknowledged_in_parts(
+            session.number, consumer, rows, generations, request=leased.request
+        )
         await call_in_turns(found, parts.append)
-        return table.plan_departure(await _join(parts), consumer)
+        return table.departures.plan_departure(await _join(parts), consumer)
     return None
 
 
@@ -164,8 +166,8 @@ async def _plan_same_departure(store: OpenedStore, asked: control_pb2.ChangeRequ
     rows, generations = await asyncio.to_thread(decode) if is_long else decode()
     newest = table.order.last_sequence  # a row that comes from here on is another one
     parts: list[Rows] = []
-    await call_in_turns(table.find_same_in_parts(rows, generations), parts.append)
-    return table.plan_departure(await _join(parts), newest=newest)
+    await call_in_turns(table.departures.find_same_in_parts(rows, generations), parts.append)
+    return table.departures.plan_departure(await _join(parts), newest=newest)
 
 
 async def _join(parts: list[Rows]) -> RowSet:
@@ -185,11 +187,11 @@ async def _apply(session: ClientSession, store: OpenedStore, kind: str | None, a
     elif kind == "close":
         table.close()
     elif kind == "forget_draws":
-        table.draws.forget_all(table, restarts=True)
+        table.draws.forget_all(table.state, restarts=True)
     elif kind == "give_back":
         leased = asked.give_back
         rows, generations = _decode_leased(store, leased)
-        parts = table.give_back_in_parts(
+        parts = table.leases.give_back_in_parts(
             session.number,
             leased.consumer,
             rows,
@@ -197,7 +199,7 @@ async def _apply(session: ClientSession, store: OpenedStore, kind: str | None, a
             request=leased.request,
             uncounts=leased.uncounts,
         )
-        return await sum_in_turns(parts, is_long=len(rows) > table.step_rows)
+        return await sum_in_turns(parts, is_long=len(rows) > table.state.step_rows)
     else:
         raise RemoteProtocolError(expected="a change", received=str(kind))
     return 0

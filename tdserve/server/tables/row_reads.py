@@ -45,7 +45,7 @@ class RowReads:
             if asked.fingerprint != store.spec.fingerprint:
                 raise store.make_older_store_error()
             select_keys(store.spec, decode_paths(asked.keys), store=store.name)  # before anything is sent
-            numbers = await compute_row_numbers(from_message(asked.selection), table, lost=store.lost.row_set)
+            numbers = await compute_row_numbers(from_message(asked.selection), table.state, lost=store.lost.row_set)
             if not (store.lost or store.writes):
                 break
             rows = await build_row_set(Selection((numbers,)), (store.record.capacity,))

@@ -145,7 +145,7 @@ async def _end_claims(store: OpenedStore, session: ClientSession) -> Table:
     """Returns the table once no writer has a claim: claimed rows bring no entry for a group."""
     deadline = Deadline.after(CLAIMS_TIMEOUT_S)
     while (table := store.get_table()).claims:
-        table.take_back_claims()
+        table.state.take_back_claims()
         await session.wait_until(
             store.waiters,
             lambda: not store.get_table().claims,

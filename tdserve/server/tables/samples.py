@@ -108,7 +108,7 @@ class _SampleCall:
             return None
         if not self.selector_building.refresh(self.store, self.conditions, self.whole_rows):
             return None
-        return self.store.get_table().draw_sample(
+        return self.store.get_table().samples.draw_sample(
             self.num_rows,
             num_batches,
             rng=self.rng,
@@ -123,7 +123,7 @@ class _SampleCall:
 
     def describe_wait(self) -> str:
         """Returns what it waits for."""
-        return self.store.get_table().explain_sample(
+        return self.store.get_table().samples.explain_sample(
             self.asked.min_rows or self.num_rows, self.conditions, names=self.store.leaf_names
         )
 
@@ -172,7 +172,7 @@ class Samples:
         if asked.asks_newest or asked.asks_counts or asked.priorities_of or asked.sequences_of:
             return self._answer_without_rows(store, asked)
         max_lag = check_max_lag(store, asked)
-        table.check_consumer(asked.consumer, is_lease=asked.is_lease)
+        table.samples.check_consumer(asked.consumer, is_lease=asked.is_lease)
         conditions = await self._parse_conditions(session, store, asked)
         if max_lag is not None and not table.settings.is_queue:  # a queue discards rows that are too old
             conditions = conditions._replace(max_lag=max_lag)
@@ -218,7 +218,7 @@ class Samples:
                 store.check_present()
                 check_open(call.session)
                 await call.make_ready()
-                more = store.get_table().draw_more(parts[-1], call.part_rows, rng=self._rng)
+                more = store.get_table().samples.draw_more(parts[-1], call.part_rows, rng=self._rng)
                 if more is None:
                     await self._undo(store, parts)
                     return None
@@ -313,7 +313,7 @@ class Samples:
                 call.deadline,
                 call.describe_wait,
                 line=call.line,
-                give_back=store.get_table().undo,
+                give_back=store.get_table().samples.undo,
             )
             drawn = await self._complete(call, begun)
             call.draws_at_once = drawn is None  # rows left during the draw: retry, in one turn
@@ -328,7 +328,7 @@ class Samples:
         the next one."""
         store = call.store
         reach("lease.drawn")
-        note_sample(store.get_table(), drawn.plan, time.monotonic())
+        note_sample(store.get_table().state, drawn.plan, time.monotonic())
         if call.asked.lease_s:
             self._lease_timer.limit(store, call.session.number, call.request, call.asked.lease_s)
         store.waiters.wake()  # a writer may wait for what it used up
@@ -338,13 +338,13 @@ class Samples:
             await self._undo(store, drawn.parts)
             raise
         if len(drawn.plan.spent):
-            await self._settle(store, map(store.get_table().finish, drawn.parts), is_long=len(drawn.parts) > 1)
+            await self._settle(store, map(store.get_table().samples.finish, drawn.parts), is_long=len(drawn.parts) > 1)
         if done is None and call.asked.awaits_done:  # the content has gone over the channel, which says no more
             return control_pb2.Done()
         return done
 
     async def _undo(self, store: OpenedStore, parts: Sequence[SamplePlan]) -> None:
-        await self._settle(store, store.get_table().undo_in_parts(parts), is_long=len(parts) > 1)
+        await self._settle(store, store.get_table().samples.undo_in_parts(parts), is_long=len(parts) > 1)
 
     async def _settle(self, store: OpenedStore, steps: Iterable[object], *, is_long: bool) -> None:
         """Takes all steps that end a sample, even if the caller is cancelled meanwhile."""
@@ -363,12 +363,12 @@ class Samples:
 
 def _answer_mass(call: _SampleCall) -> control_pb2.Done:
     table, missing, num_draws = call.store.get_table(), "", 0
-    selector, is_final = table.selectors.get(call.conditions), table.is_final(call.conditions)
+    selector, is_final = table.selectors.get(call.conditions), table.samples.is_final(call.conditions)
     if selector.num_drawable < call.num_rows:
         lacking = table.selectors.describe_missing(call.conditions, call.store.leaf_names, max_rows=MAX_LOOKED_AT)
-        kept = table.describe_kept(call.conditions.consumer, max_rows=MAX_LOOKED_AT)
+        kept = table.samples.describe_kept(call.conditions.consumer, max_rows=MAX_LOOKED_AT)
         missing = ", ".join(filter(None, (lacking, kept)))
-        num_draws = table.count_draws(call.conditions) if is_final and table.settings.max_times_sampled else 0
+        num_draws = table.samples.count_draws(call.conditions) if is_final and table.settings.max_times_sampled else 0
     return control_pb2.Done(
         mass=selector.compute_mass(call.whole_rows),
         least_mass=selector.least_mass,

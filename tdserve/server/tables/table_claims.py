@@ -127,7 +127,7 @@ class TableClaim:
         self.table.claims.append(self)
         self._active = context.active
         self._active[self.num] = self
-        store.waiters.on_wait = self.table.listen
+        store.waiters.on_wait = self.table.state.listen
         self._request_messages()
 
     def catch_up(self) -> bool:
@@ -269,10 +269,10 @@ class TableClaim:
             expected = f"claims of at most {self._record.num_allowed} rows"
             raise RemoteProtocolError(expected=expected, received=f"{self._num_claimed + num_rows}")
         if self.is_block:
-            reservation = self.table.claim_promised(self.promised[:num_rows])
+            reservation = self.table.arrivals.claim_promised(self.promised[:num_rows])
             self.promised = self.promised[num_rows:]
         else:
-            reservation = self.table.claim(num_rows)
+            reservation = self.table.arrivals.claim(num_rows)
         self._num_claimed += num_rows
         self._pending.append(reservation)
         return reservation
@@ -316,7 +316,7 @@ class TableClaim:
         num_allowed = self._record.num_allowed
         if self._state is _ClaimState.OPEN and not self.is_block:
             num_left = num_allowed - self._num_claimed
-            num_allowed = self._num_claimed + self.table.count_claimable(self._window, num_promised=num_left)
+            num_allowed = self._num_claimed + self.table.arrivals.count_claimable(self._window, num_promised=num_left)
         record = self._record.take(num_rows, num_taken=num_taken, num_allowed=num_allowed)
         commit_rows(
             self._stores,

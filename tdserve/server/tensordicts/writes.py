@@ -180,7 +180,7 @@ class Writes:
         if store.record.adopted:
             store.check_values_writable(decode_paths(asked.keys))
         if store.table is not None:  # some may be gone by the time their content has arrived
-            store.table.take_back_claims()
+            store.table.state.take_back_claims()
             rows = await build_row_set(from_message(asked.selection), store.spec.batch_size)
             generations = await find_expected(store, asked)
             await look_at_rows(store.table, rows, _check_of(store, asked, generations))
@@ -429,7 +429,7 @@ def _check_of(store: OpenedStore, asked: control_pb2.WriteRequest, expected: Gen
         raise InvalidRequestError(argument="key", reason=reason)
     if expected is None:
         return do_nothing
-    compare = store.table.check_unchanged if asked.has_stamps else store.table.check_same
+    compare = store.table.state.check_unchanged if asked.has_stamps else store.table.state.check_same
     return lambda rows, places: compare(rows, expected[places])
 
 

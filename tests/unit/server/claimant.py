@@ -66,7 +66,7 @@ def wish(store: OpenedStore, *, num_rows: int = 1, num_wished: int = WINDOW) -> 
 
 def plan(store: OpenedStore, num_rows: int) -> Reservation:
     """Reserves rows for another writer."""
-    reservation = store.get_table().reserve(num_rows)
+    reservation = store.get_table().arrivals.reserve(num_rows)
     assert reservation is not None
     return reservation
 
@@ -74,7 +74,7 @@ def plan(store: OpenedStore, num_rows: int) -> Reservation:
 def live(store: OpenedStore) -> list[int]:
     """Returns the rows that may be read."""
     store.catch_up()
-    return [int(row) for row in store.get_table().list_live_rows()]
+    return [int(row) for row in store.get_table().state.list_live_rows()]
 
 
 def num_reserved(store: OpenedStore) -> int:

@@ -230,7 +230,7 @@ def _clear(world: World, run: Loop, session: ClientSession) -> None:
 def _live_rows(world: World, run: Loop) -> object:
     store = _open(world, run, "r")
     table = store.get_table()
-    return table.list_live_rows().tolist(), table.ring.inserts, _texts(store, table.list_live_rows())
+    return table.state.list_live_rows().tolist(), table.ring.inserts, _texts(store, table.state.list_live_rows())
 
 
 def _overwrite_row(world: World, run: Loop, session: ClientSession) -> None:
@@ -243,7 +243,7 @@ def _overwrite_row_in_place(world: World, run: Loop, session: ClientSession) -> 
 
 def _rows(world: World, run: Loop) -> object:
     store = _open(world, run, "r")
-    live = store.get_table().list_live_rows().tolist()
+    live = store.get_table().state.list_live_rows().tolist()
     is_lost = 1 not in live or store.get_generation_values()[1] & 1  # odd until its writer is proved gone
     return LOST if is_lost else (live, mapped(store).leaves["a",][live].tolist(), _texts(store, np.array(live)))
 

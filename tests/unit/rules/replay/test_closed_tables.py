@@ -17,12 +17,12 @@ def test_closed_when_a_sample_under_way_has_the_last_rows_then_the_end_comes_wit
     write(table, 4)
     table.close()
     plan = planned(table, 4)
-    assert table.draw_sample(4, rng=rng()) is None
-    getattr(table, ends)(plan)
+    assert table.samples.draw_sample(4, rng=rng()) is None
+    getattr(table.samples, ends)(plan)
     if ends == "undo":
-        table.finish(planned(table, 4))
+        table.samples.finish(planned(table, 4))
     with pytest.raises(EndOfStreamError, match="0 rows are left"):
-        table.draw_sample(4, rng=rng())
+        table.samples.draw_sample(4, rng=rng())
 
 
 def test_closed_when_a_draw_for_ranks_has_the_last_rows_then_the_end() -> None:

@@ -26,8 +26,8 @@ def table_of_two(capacity: int = 6) -> Table:
 
 def have(table: Table, consumer: str, *rows: int) -> int:
     """Lets a consumer have rows; returns how many were to leave by that."""
-    departure = table.plan_departure(RowSet.from_rows(numbers(*rows)), consumer)
-    for _ in table.depart_in_pieces(departure):
+    departure = table.departures.plan_departure(RowSet.from_rows(numbers(*rows)), consumer)
+    for _ in table.departures.depart_in_pieces(departure):
         pass
     return departure.num_leaving
 
@@ -48,12 +48,12 @@ def test_rows_when_the_last_consumer_has_had_them_then_leave_and_writers_get_the
     write(table, 6)
     assert have(table, first, 0, 1, 2) == 0
     assert have(table, last, 5) == 0
-    assert table.reserve(1) is None
-    assert "(judge has not had" not in table.explain_extend(1)
-    assert f"'{last}' has not had 5 rows" in table.explain_extend(1)
+    assert table.arrivals.reserve(1) is None
+    assert "(judge has not had" not in table.arrivals.explain_extend(1)
+    assert f"'{last}' has not had 5 rows" in table.arrivals.explain_extend(1)
     assert have(table, last, 1, 2) == 2
     assert len(table) == 4
-    assert table.is_live(numbers(0, 1, 2, 5)).tolist() == [True, False, False, True]
+    assert table.state.is_live(numbers(0, 1, 2, 5)).tolist() == [True, False, False, True]
     assert write(table, 2) == [1, 2]
     assert planned(table, 4, owner=1, conditions=SampleConditions(consumer=last)).rows.tolist() == [0, 3, 4, 1]
 
@@ -64,11 +64,11 @@ def test_rows_when_a_draw_for_ranks_has_them_then_leave_with_it_and_a_writer_is_
     drawn = draw_for_ranks(table, 0, 4)
     assert have(table, "judge", *range(6)) == 4
     assert len(table) == 6
-    assert table.reserve(1) is None
+    assert table.arrivals.reserve(1) is None
     assert not table.draws.note_asked(0, 1, 2)
     assert table.draws.note_asked(1, 1, 2)
-    assert table.reserve(1) is not None
-    assert not table.is_live(numbers(*drawn)).any()
+    assert table.arrivals.reserve(1) is not None
+    assert not table.state.is_live(numbers(*drawn)).any()
     assert len(table) == 2
 
 
@@ -79,18 +79,18 @@ def test_rows_when_a_crash_came_before_they_left_then_leave_when_the_table_is_op
     table.selectors.consume("judge", numbers(0, 1, 2, 3))
     table.selectors.consume("trainer", numbers(2))
     assert len(table) == 6
-    table.remove_had_by_all()
-    assert table.list_live_rows().tolist() == [0, 1, 3, 4, 5]
+    table.departures.remove_had_by_all()
+    assert table.state.list_live_rows().tolist() == [0, 1, 3, 4, 5]
 
 
 def test_consumer_when_it_is_none_of_them_then_refused() -> None:
     table = table_of_two()
     for consumer, is_lease in (("critic", False), ("critic", True), ("", True)):
         with pytest.raises(InvalidRequestError, match=f"'judge', 'trainer' have had them; '{consumer}' is none"):
-            table.check_consumer(consumer, is_lease=is_lease)
-    table.check_consumer("judge", is_lease=True)
-    table.check_consumer("", is_lease=False)
-    table_of().check_consumer("critic", is_lease=True)
+            table.samples.check_consumer(consumer, is_lease=is_lease)
+    table.samples.check_consumer("judge", is_lease=True)
+    table.samples.check_consumer("", is_lease=False)
+    table_of().samples.check_consumer("critic", is_lease=True)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_make_when_all_rows_are_needed_then_each_once(parts: dict[str, Any]) -> 
         made.draw.deal()
         plans = [plan_share(table, made.draw, rank) for rank in (0, 1)]
         assert sorted(np.concatenate([plan.rows for plan in plans]).tolist()) == list(range(8))
-    assert table.num_samples == 24
+    assert table.totals.num_samples == 24
 
 
 def test_make_when_of_a_column_then_each_share_has_its_part() -> None:
@@ -79,7 +79,7 @@ def test_undo_when_made_then_as_before() -> None:
     assert made is not None
     assert len(table) == 0
     made.undo()
-    assert (len(table), table.num_samples, len(table.ring.pins)) == (8, 0, 0)
+    assert (len(table), table.totals.num_samples, len(table.ring.pins)) == (8, 0, 0)
     assert RankDraw.make(table, 0, DrawTerms(4, 2, PLAIN), rng=rng()) is not None
 
 
@@ -103,17 +103,17 @@ def test_make_when_impossible_then_refused(parts: dict[str, Any], terms: DrawTer
 def test_kept_when_a_consumer_has_had_rows_of_draws_then_described_for_it_alone() -> None:
     table = table_of(8, limiter=Queue(8), consumers=("judge", "trainer"))
     write(table, 8)
-    assert table.describe_kept("trainer") == ""
+    assert table.samples.describe_kept("trainer") == ""
     made = RankDraw.make(table, 0, DrawTerms(3, 2, SampleConditions(consumer="trainer")), rng=rng())
     assert made is not None
     made.settle()
     kept = "6 that 'trainer' has had are kept for the ranks of a step"
-    assert table.describe_kept("trainer") == kept
-    assert kept in table.explain_sample(4, SampleConditions(consumer="trainer"))
-    assert table.describe_kept("trainer", max_rows=4).startswith("at least 4 that")
-    assert table.describe_kept("judge") == table.describe_kept("stranger") == ""
-    assert kept not in table.explain_sample(4, PLAIN)
+    assert table.samples.describe_kept("trainer") == kept
+    assert kept in table.samples.explain_sample(4, SampleConditions(consumer="trainer"))
+    assert table.samples.describe_kept("trainer", max_rows=4).startswith("at least 4 that")
+    assert table.samples.describe_kept("judge") == table.samples.describe_kept("stranger") == ""
+    assert kept not in table.samples.explain_sample(4, PLAIN)
     delete(table, made.draw.rows[:2])
-    assert table.describe_kept("trainer").startswith("4 that 'trainer'")
-    table.draws.forget_all(table)
-    assert table.describe_kept("trainer") == ""
+    assert table.samples.describe_kept("trainer").startswith("4 that 'trainer'")
+    table.draws.forget_all(table.state)
+    assert table.samples.describe_kept("trainer") == ""

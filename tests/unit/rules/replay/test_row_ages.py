@@ -14,12 +14,12 @@ from tests.unit.rules.replay.tables import planned, rng, small_table, table_of, 
 def write_at(table: Table, now_s: float, num_rows: int) -> None:
     """Commits rows at a time."""
     write(table, num_rows)
-    note_arrival(table, num_rows, now_s)
+    note_arrival(table.state, num_rows, now_s)
 
 
 def measure(table: Table, now_s: float = 0.0) -> SampleAge:
     """Returns the age of the newest sample; there must be one."""
-    age = measure_sample_age(table, now_s, rng=rng())
+    age = measure_sample_age(table.state, now_s, rng=rng())
     assert age is not None
     return age
 
@@ -27,7 +27,7 @@ def measure(table: Table, now_s: float = 0.0) -> SampleAge:
 def test_measure_when_there_was_no_sample_then_none() -> None:
     table = small_table()
     write_at(table, 1.0, 3)
-    assert measure_sample_age(table, 2.0, rng=rng()) is None
+    assert measure_sample_age(table.state, 2.0, rng=rng()) is None
 
 
 def test_measure_when_rows_were_drawn_then_their_age_at_that_moment() -> None:
@@ -35,7 +35,7 @@ def test_measure_when_rows_were_drawn_then_their_age_at_that_moment() -> None:
     write_at(table, 10.0, 1)
     write_at(table, 14.0, 3)
     plan = planned(table, 64)
-    note_sample(table, plan, 20.0)
+    note_sample(table.state, plan, 20.0)
     before = measure(table)
     write_at(table, 60.0, 4)  # what comes later changes nothing
     assert measure(table, 100.0) == before

@@ -21,6 +21,7 @@ from tdserve.rules.replay.samplers.slices import Slices
 from tdserve.rules.replay.samplers.without_replacement import WithoutReplacement
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
+from tdserve.rules.replay.table_state import TableState
 from tests.chi_square import limit, statistic
 from tests.unit.rules.replay.tables import (
     delete,
@@ -38,9 +39,9 @@ from tests.unit.rules.replay.tables import (
 def test_sample_when_rows_are_reserved_but_not_committed_then_waits() -> None:
     table = small_table()
     reservation = reserve(table, 4)
-    assert table.draw_sample(2, rng=rng()) is None
-    table.commit(reservation)
-    plan = table.draw_sample(2, 3, rng=rng())
+    assert table.samples.draw_sample(2, rng=rng()) is None
+    table.arrivals.commit(reservation)
+    plan = table.samples.draw_sample(2, 3, rng=rng())
     assert plan is not None
     assert plan.rows.shape == (6,)
     assert plan.generations.tolist() == [2] * 6
@@ -49,12 +50,12 @@ def test_sample_when_rows_are_reserved_but_not_committed_then_waits() -> None:
 
 def test_sample_when_below_min_size_then_waits_and_explains_why() -> None:
     table = small_table(min_size=3)
-    table.commit(reserve(table, 2))
-    assert table.draw_sample(1, rng=rng()) is None
-    assert "'replay' (size 2 of 8" in table.explain_sample(1)
-    assert "needs a size of 3" in table.explain_sample(1)
-    table.commit(reserve(table, 1))
-    assert table.draw_sample(1, rng=rng()) is not None
+    table.arrivals.commit(reserve(table, 2))
+    assert table.samples.draw_sample(1, rng=rng()) is None
+    assert "'replay' (size 2 of 8" in table.samples.explain_sample(1)
+    assert "needs a size of 3" in table.samples.explain_sample(1)
+    table.arrivals.commit(reserve(table, 1))
+    assert table.samples.draw_sample(1, rng=rng()) is not None
 
 
 def test_sample_when_it_replaces_rows_that_were_counted_then_let_through_and_not_counted() -> None:
@@ -62,54 +63,54 @@ def test_sample_when_it_replaces_rows_that_were_counted_then_let_through_and_not
     write(table, 4)
     planned(table, 4)
     planned(table, 3)
-    assert table.draw_sample(2, rng=rng()) is None
-    plan = table.draw_sample(2, rng=rng(), replaces=True)
+    assert table.samples.draw_sample(2, rng=rng()) is None
+    plan = table.samples.draw_sample(2, rng=rng(), replaces=True)
     assert plan is not None
     assert table.counts.samples == 7
-    table.undo(plan)
+    table.samples.undo(plan)
     assert table.counts.samples == 7
 
 
 def test_sample_when_rows_are_being_overwritten_then_never_gets_them() -> None:
     table = small_table(4)
-    table.commit(reserve(table, 4))
+    table.arrivals.commit(reserve(table, 4))
     reserve(table, 3)
-    plan = table.draw_sample(100, rng=rng())
+    plan = table.samples.draw_sample(100, rng=rng())
     assert plan is not None
     assert set(plan.rows.tolist()) == {3}
 
 
 def test_sample_when_every_row_is_being_overwritten_then_waits() -> None:
     table = small_table(4)
-    table.commit(reserve(table, 4))
+    table.arrivals.commit(reserve(table, 4))
     reserve(table, 4)
-    assert table.draw_sample(1, rng=rng()) is None
+    assert table.samples.draw_sample(1, rng=rng()) is None
 
 
 @pytest.mark.parametrize(("num_rows", "num_batches"), [(0, 1), (1, 0), (-1, 1)])
 def test_sample_when_nothing_is_asked_then_refused_and_not_counted(num_rows: int, num_batches: int) -> None:
     table = small_table()
-    table.commit(reserve(table, 4))
+    table.arrivals.commit(reserve(table, 4))
     with pytest.raises(InvalidRequestError):
-        table.draw_sample(num_rows, num_batches, rng=rng())
+        table.samples.draw_sample(num_rows, num_batches, rng=rng())
     assert table.info()["samples"] == 0
 
 
 def test_extend_when_it_fits_never_then_capacity_error_and_now_then_none() -> None:
     table = small_table(4)
     with pytest.raises(CapacityError):
-        table.reserve(5)
+        table.arrivals.reserve(5)
     held = reserve(table, 3)
-    assert table.reserve(2) is None
+    assert table.arrivals.reserve(2) is None
     table.ring.abort(held)
-    assert table.reserve(2) is not None
+    assert table.arrivals.reserve(2) is not None
 
 
 def test_extend_when_the_writer_died_then_the_next_one_gets_the_rows() -> None:
     table = small_table(4)
-    table.commit(reserve(table, 4))
+    table.arrivals.commit(reserve(table, 4))
     table.ring.abort(reserve(table, 2))
-    assert table.list_live_rows().tolist() == [2, 3]
+    assert table.state.list_live_rows().tolist() == [2, 3]
     assert reserve(table, 2).rows.tolist() == [0, 1]
 
 
@@ -118,16 +119,16 @@ def test_quarantine_when_the_writer_is_silent_then_no_writer_gets_the_rows_until
     held = reserve(table, 2)
     table.ring.quarantine(held)
     assert reserve(table, 2).rows.tolist() == [2, 3]
-    assert table.reserve(1) is None
+    assert table.arrivals.reserve(1) is None
     with pytest.raises(WrongStateError):
-        table.commit(held)
+        table.arrivals.commit(held)
     table.ring.release(held)
     assert reserve(table, 2).rows.tolist() == [0, 1]
 
 
 def test_read_when_rows_are_live_then_given_in_order_and_not_counted() -> None:
     table = small_table(4)
-    table.commit(reserve(table, 3))
+    table.arrivals.commit(reserve(table, 3))
     plan = table.plan_read(np.array([2, 0, 2]))
     assert plan.rows.tolist() == [2, 0, 2]
     assert plan.generations.tolist() == [2, 2, 2]
@@ -138,7 +139,7 @@ def test_read_when_rows_are_live_then_given_in_order_and_not_counted() -> None:
 @pytest.mark.parametrize(("row", "reason"), [(3, "not live"), (4, "rows 0 to 3"), (-1, "rows 0 to 3")])
 def test_read_when_a_row_is_not_there_then_selection_error(row: int, reason: str) -> None:
     table = small_table(4)
-    table.commit(reserve(table, 3))
+    table.arrivals.commit(reserve(table, 3))
     with pytest.raises(SelectionError, match=reason) as caught:
         table.plan_read(np.array([0, row]))
     assert caught.value.selection == str(row)
@@ -146,9 +147,9 @@ def test_read_when_a_row_is_not_there_then_selection_error(row: int, reason: str
 
 def test_info_when_used_then_every_count_is_right() -> None:
     table = small_table(8, min_size=2)
-    table.commit(reserve(table, 5))
+    table.arrivals.commit(reserve(table, 5))
     table.ring.abort(reserve(table, 2))
-    table.draw_sample(3, 2, rng=rng())
+    table.samples.draw_sample(3, 2, rng=rng())
     reserve(table, 1)
     expected: dict[str, Any] = {"num_rows": 5, "capacity": 8, "num_held": 0, "num_reserved": 1, "num_holes": 1}
     expected |= {"num_leased": 0, "cursor": 7, "inserts": 5, "samples": 6, "settings": table.settings.to_json()}
@@ -158,19 +159,19 @@ def test_info_when_used_then_every_count_is_right() -> None:
 
 def test_restore_when_the_server_restarts_then_rows_and_counts_are_back() -> None:
     generations = np.zeros(8, np.int64)
-    table = Table("replay", 8, generations, Settings())
-    table.commit(reserve(table, 5))
-    table.draw_sample(3, rng=rng())
+    table = Table(TableState("replay", 8, generations, Settings()))
+    table.arrivals.commit(reserve(table, 5))
+    table.samples.draw_sample(3, rng=rng())
     reserve(table, 2)
-    again = Table.restore("replay", generations, table.settings, table.get_state())
-    assert again.list_live_rows().tolist() == [0, 1, 2, 3, 4]
+    again = Table(TableState.restore("replay", generations, table.settings, table.state.get_state()))
+    assert again.state.list_live_rows().tolist() == [0, 1, 2, 3, 4]
     assert again.info() == {**table.info(), "num_reserved": 0, "num_holes": 2}
     assert reserve(again, 3).rows.tolist() == [5, 6, 7]
 
 
 def test_restore_when_writers_may_live_then_their_rows_are_held() -> None:
     generations = np.array([2, 1, 1, 0], np.int64)
-    table = Table.restore("replay", generations, Settings(), {"cursor": 3}, now_reserved=[np.array([2])])
+    table = Table(TableState.restore("replay", generations, Settings(), {"cursor": 3}, now_reserved=[np.array([2])]))
     assert table.info()["num_reserved"] == 1
     assert reserve(table, 2).rows.tolist() == [1, 3]
 
@@ -252,10 +253,10 @@ def test_delete_when_rows_go_then_each_once_and_the_next_writer_gets_them() -> N
     table = table_of(4)
     write(table, 4)
     assert delete(table, numbers(2, 0, 2)) == 2
-    assert table.list_live_rows().tolist() == [1, 3]
+    assert table.state.list_live_rows().tolist() == [1, 3]
     with pytest.raises(SelectionError):
         delete(table, numbers(1, 0))
-    assert table.list_live_rows().tolist() == [1, 3]
+    assert table.state.list_live_rows().tolist() == [1, 3]
     assert write(table, 2) == [0, 2]
 
 
@@ -266,7 +267,7 @@ def test_set_limiter_when_it_could_never_let_through_then_refused_and_the_old_on
     assert table.settings.limiter == MinSize(1)
     table.set_limiter(MinSize(3))
     write(table, 2)
-    assert table.draw_sample(1, rng=rng()) is None
+    assert table.samples.draw_sample(1, rng=rng()) is None
 
 
 def test_ratio_when_both_sides_work_then_never_outside_the_buffer() -> None:
@@ -275,12 +276,12 @@ def test_ratio_when_both_sides_work_then_never_outside_the_buffer() -> None:
     open_ones: list[Reservation] = []
     for _ in range(2000):
         if rng.random() < 0.4:
-            reservation = table.reserve(int(rng.integers(1, 4)))
+            reservation = table.arrivals.reserve(int(rng.integers(1, 4)))
             open_ones += [] if reservation is None else [reservation]
         elif open_ones and rng.random() < 0.6:
-            table.commit(open_ones.pop(int(rng.integers(len(open_ones)))))
+            table.arrivals.commit(open_ones.pop(int(rng.integers(len(open_ones)))))
         else:
-            table.draw_sample(int(rng.integers(1, 4)), rng=rng)
+            table.samples.draw_sample(int(rng.integers(1, 4)), rng=rng)
         counts = table.counts
         assert counts.inserts * 2 - counts.samples <= 6 + 8
         assert counts.samples == 0 or counts.inserts * 2 - counts.samples >= 6 - 8
@@ -289,7 +290,7 @@ def test_ratio_when_both_sides_work_then_never_outside_the_buffer() -> None:
 
 def test_extend_when_more_than_the_limiter_could_ever_let_in_then_refused() -> None:
     with pytest.raises(InvalidRequestError, match="max_size"):
-        table_of(8, sampler=Fifo(), limiter=Queue(4)).reserve(5)
+        table_of(8, sampler=Fifo(), limiter=Queue(4)).arrivals.reserve(5)
 
 
 def test_slices_when_rows_are_overwritten_then_none_crosses_the_write_position() -> None:
@@ -306,12 +307,12 @@ def test_explain_sample_when_keys_or_consumers_exclude_rows_then_names_them() ->
     table = table_of()
     write(table, 2, keys=(0,))
     conditions = SampleConditions((1,), "a")
-    assert table.draw_sample(1, rng=rng(), conditions=conditions) is None
-    assert table.explain_sample(1, conditions) == (
+    assert table.samples.draw_sample(1, rng=rng(), conditions=conditions) is None
+    assert table.samples.explain_sample(1, conditions) == (
         "a sample of 1 rows of table 'replay', of whose 2 rows too few have all required keys "
         "and consumer 'a' has not had,"
     )
-    assert table.explain_sample(1, conditions, names=["a", "b"]) == (
+    assert table.samples.explain_sample(1, conditions, names=["a", "b"]) == (
         "a sample of 1 rows of table 'replay', of whose 2 rows too few have all required keys (b is missing in 2) "
         "and consumer 'a' has not had,"
     )
@@ -321,8 +322,8 @@ def test_explain_sample_when_whole_rows_have_no_priority_then_names_it() -> None
     table = table_of(sampler=Prioritized(eps=0))
     write(table, 2, keys=(0,))
     write(table, 3, priorities=np.zeros(3))
-    assert table.draw_sample(1, rng=rng()) is None
-    assert table.explain_sample(1, names=["a", "b"]) == (
+    assert table.samples.draw_sample(1, rng=rng()) is None
+    assert table.samples.explain_sample(1, names=["a", "b"]) == (
         "a sample of 1 rows of table 'replay', of whose 5 rows the 3 that may be drawn have priority 0, which is never "
         "drawn with eps=0,"
     )
@@ -351,11 +352,11 @@ def test_draw_sample_when_rows_come_once_each_and_too_few_are_young_then_waits()
     table.selectors.follow("a", 2)
     write(table, 2)
     conditions = SampleConditions(max_lag=0)
-    assert table.draw_sample(3, rng=rng(), conditions=conditions) is None
+    assert table.samples.draw_sample(3, rng=rng(), conditions=conditions) is None
     assert sorted(planned(table, 2, conditions=conditions).rows.tolist()) == [2, 3]
     with pytest.raises(InvalidRequestError):
-        table.draw_sample(9, rng=rng(), conditions=conditions)
-    assert "at most 0 versions old" in table.explain_sample(3, conditions)
+        table.samples.draw_sample(9, rng=rng(), conditions=conditions)
+    assert "at most 0 versions old" in table.samples.explain_sample(3, conditions)
 
 
 def test_discard_when_rows_are_too_old_then_they_go_but_for_those_on_lease() -> None:
@@ -365,10 +366,10 @@ def test_discard_when_rows_are_too_old_then_they_go_but_for_those_on_lease() -> 
     held = planned(table, 1, owner=7).rows
     table.selectors.follow("a", 3)
     write(table, 1, policy_versions=np.array([2]))
-    assert table.reserve(1) is None
-    assert (table.discard(2), table.discard(1), table.discard(1)) == (0, 2, 0)
+    assert table.arrivals.reserve(1) is None
+    assert (table.departures.discard(2), table.departures.discard(1), table.departures.discard(1)) == (0, 2, 0)
     assert (len(table), table.selectors.staleness.num_discarded) == (2, 2)  # type: ignore[union-attr]
-    assert table.reserve(2) is not None
+    assert table.arrivals.reserve(2) is not None
     give_back(table, 7, OWN, held)
-    assert table.discard(1) == 1
-    assert small_table().discard(0) == 0
+    assert table.departures.discard(1) == 1
+    assert small_table().departures.discard(0) == 0

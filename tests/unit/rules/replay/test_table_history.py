@@ -22,6 +22,7 @@ from tdserve.rules.replay.samplers.sampler import Uniform
 from tdserve.rules.replay.samplers.without_replacement import WithoutReplacement
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
+from tdserve.rules.replay.table_state import TableState
 from tests.state_machines import make_tests
 from tests.unit.rules.replay.tables import acknowledge, clear, delete, give_back
 
@@ -87,7 +88,7 @@ class _AgainstAModel(RuleBasedStateMachine):
     def begin(self, sampler: Any, remover: Any, max_times: int) -> None:
         self.settings = Settings(sampler=sampler, remover=remover, max_times_sampled=max_times)
         self.table = Table(
-            "r", _CAPACITY, self.generations, self.settings, make_column=self._column, num_keys=len(_KEYS)
+            TableState("r", _CAPACITY, self.generations, self.settings, make_column=self._column, num_keys=len(_KEYS))
         )
 
     def _column(self, name: str, dtype: Any, shape: tuple[int, ...]) -> Any:
@@ -133,7 +134,7 @@ class _AgainstAModel(RuleBasedStateMachine):
     def extend(self, num_rows: int, keys: tuple[int, ...] | None, priority: int | None) -> None:
         before = set(self.rows)
         by_age = [number for number, row in self.rows.items() if not row.is_held]
-        reservation = self.table.reserve(num_rows)
+        reservation = self.table.arrivals.reserve(num_rows)
         if num_rows > _CAPACITY - self._num_held() - self._num_reserved():
             assert reservation is None
             return
@@ -157,8 +158,8 @@ class _AgainstAModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
         reservation, arrival = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
-        self.table.arrive(reservation.rows, arrival)
-        committed = self.table.commit(reservation)
+        self.table.arrivals.arrive(reservation.rows, arrival)
+        committed = self.table.arrivals.commit(reservation)
         assert committed.tolist() == self.generations[reservation.rows].tolist()
         assert not (committed & 1).any()
         if arrival.priorities is not None:
@@ -173,8 +174,8 @@ class _AgainstAModel(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         reservation, arrival = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
         if data.draw(st.booleans()):  # the record failed
-            self.table.arrive(reservation.rows, arrival)
-            self.table.take_back(reservation.rows, arrival)
+            self.table.arrivals.arrive(reservation.rows, arrival)
+            self.table.arrivals.take_back(reservation.rows, arrival)
             self.num_failed += len(reservation)
             if arrival.priorities is not None:
                 self.highest = max(self.highest, float(arrival.priorities[0]))
@@ -186,7 +187,7 @@ class _AgainstAModel(RuleBasedStateMachine):
     def sample(self, conditions: SampleConditions, num_rows: int, num_batches: int) -> None:
         members = self._members(conditions)
         try:
-            plan = self.table.draw_sample(num_rows, num_batches, rng=self.rng, conditions=conditions)
+            plan = self.table.samples.draw_sample(num_rows, num_batches, rng=self.rng, conditions=conditions)
         except InvalidRequestError:
             assert self.settings.sampler.kind == "without_replacement"
             assert num_rows > len(members)
@@ -211,9 +212,9 @@ class _AgainstAModel(RuleBasedStateMachine):
         members, owner = self._members(conditions), self.owners[place]
         if self.settings.max_times_sampled:
             with pytest.raises(InvalidRequestError):
-                self.table.draw_sample(num_rows, num_batches, rng=self.rng, conditions=conditions, owner=owner)
+                self.table.samples.draw_sample(num_rows, num_batches, rng=self.rng, conditions=conditions, owner=owner)
             return
-        plan = self.table.draw_sample(num_rows, num_batches, rng=self.rng, conditions=conditions, owner=owner)
+        plan = self.table.samples.draw_sample(num_rows, num_batches, rng=self.rng, conditions=conditions, owner=owner)
         if num_rows * num_batches > len(members):
             assert plan is None
             return
@@ -245,10 +246,10 @@ class _AgainstAModel(RuleBasedStateMachine):
         spent = set(sent.plan.spent.tolist())
         same = [number for number, row in sent.rows if self.rows.get(number) is row]
         if succeeds:
-            assert self.table.finish(sent.plan) is bool(spent)
+            assert self.table.samples.finish(sent.plan) is bool(spent)
             self._drop(sorted(set(same) & spent))
             return
-        self.table.undo(sent.plan)
+        self.table.samples.undo(sent.plan)
         self.samples -= len(sent.rows)
         for number in same:
             row = self.rows[number]
@@ -335,15 +336,15 @@ class _AgainstAModel(RuleBasedStateMachine):
     @rule(numbers=_numbers, hides=st.booleans())
     def hold(self, numbers: list[int], hides: bool) -> None:
         chosen = sorted(number for number in set(numbers) & self._changeable() if not self.rows[number].is_held)
-        self.table.hold(np.array(chosen, np.int64))
+        self.table.state.hold(np.array(chosen, np.int64))
         self.table.ring.hide(np.array(chosen if hides else (), np.int64))
         for number in chosen:
             self.rows[number].is_held, self.rows[number].is_hidden = True, hides
 
     @rule(keys=st.sampled_from([(), (0,), (1,), (0, 1)]))
     def let_go(self, keys: tuple[int, ...]) -> None:
-        self.table.show(np.array([n for n, row in self.rows.items() if row.is_hidden], np.int64), keys)
-        self.table.let_go(np.array([*(n for n, row in self.rows.items() if row.is_held), *self.left], np.int64))
+        self.table.state.show(np.array([n for n, row in self.rows.items() if row.is_hidden], np.int64), keys)
+        self.table.state.let_go(np.array([*(n for n, row in self.rows.items() if row.is_held), *self.left], np.int64))
         self.left.clear()
         for row in self.rows.values():
             row.keys |= set(keys if row.is_hidden else ())
@@ -354,17 +355,10 @@ class _AgainstAModel(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         held = np.array([number for number, row in self.rows.items() if row.is_held], np.int64)
-        state = self.table.get_state()
-        self.table = Table.restore(
-            "r",
-            self.generations,
-            self.settings,
-            state,
-            held=held,
-            make_column=self._column,
-            num_keys=len(_KEYS),
-        )
-        assert self.table.get_state() == {**state, "cursor": self.table.ring.cursor}
+        state = self.table.state.get_state()
+        where: dict[str, Any] = {"make_column": self._column, "num_keys": len(_KEYS)}
+        self.table = Table(TableState.restore("r", self.generations, self.settings, state, held=held, **where))
+        assert self.table.state.get_state() == {**state, "cursor": self.table.ring.cursor}
         self.open.clear()
         self.left.clear()
         self.under_way.clear()
@@ -382,7 +376,7 @@ class _AgainstAModel(RuleBasedStateMachine):
             return
         table = self.table
         there = sorted(number for number, row in self.rows.items() if not row.is_hidden)
-        assert set(table.list_live_rows().tolist()) == {n for n, row in self.rows.items() if not row.is_spent}
+        assert set(table.state.list_live_rows().tolist()) == {n for n, row in self.rows.items() if not row.is_spent}
         assert np.flatnonzero((self.generations > 0) & (self.generations % 2 == 0)).tolist() == there
         assert len(table) == len(self.rows)
         info = table.info()

@@ -69,9 +69,9 @@ def test_lease_when_the_owner_has_taken_its_rows_again_then_its_end_leaves_them_
 def test_take_when_fewer_rows_suffice_then_as_many_as_are_there() -> None:
     table = queue()
     write(table, 3)
-    assert table.draw_sample(4, rng=rng(), owner=7, min_rows=4) is None
+    assert table.samples.draw_sample(4, rng=rng(), owner=7, min_rows=4) is None
     assert planned(table, 4, owner=7, min_rows=2).rows.tolist() == [0, 1, 2]
-    assert table.draw_sample(4, rng=rng(), owner=8, min_rows=1) is None
+    assert table.samples.draw_sample(4, rng=rng(), owner=8, min_rows=1) is None
     give_back(table, 7, "", numbers(1))
     assert planned(table, 4, owner=8, min_rows=1).rows.tolist() == [1]
 
@@ -86,11 +86,11 @@ def test_extend_when_the_queue_is_full_then_rows_on_lease_still_take_room() -> N
     table = queue()
     write(table, 4)
     plan = planned(table, 2, owner=7)
-    assert table.reserve(1) is None
-    assert "max_size=4" in table.explain_extend(1)
+    assert table.arrivals.reserve(1) is None
+    assert "max_size=4" in table.arrivals.explain_extend(1)
     acknowledge(table, 7, "", plan.rows)
-    assert table.reserve(3) is None
-    assert table.reserve(2) is not None
+    assert table.arrivals.reserve(3) is None
+    assert table.arrivals.reserve(2) is not None
 
 
 @pytest.mark.parametrize("named", [(2,), (0, 3), (-1,), (0, -4), (4,), (2**40,)])
@@ -103,7 +103,7 @@ def test_acknowledge_when_rows_are_not_the_callers_then_refused_and_nothing_chan
         acknowledge(table, 7, "", numbers(*named))
     with pytest.raises((WrongStateError, SelectionError)):
         acknowledge(table, 8, "", numbers(-1))
-    assert table.list_live_rows().tolist() == [0, 1, 2, 3]
+    assert table.state.list_live_rows().tolist() == [0, 1, 2, 3]
     assert table.info()["num_leased"] == 4
 
 
@@ -132,18 +132,18 @@ def test_closed_when_drained_then_takers_get_what_is_left_and_then_the_end() -> 
     write(table, 3)
     table.close()
     with pytest.raises(WrongStateError, match="closed"):
-        table.reserve(1)
+        table.arrivals.reserve(1)
     first = planned(table, 2, owner=7)
     last = planned(table, 2, 3, owner=8)
     assert (first.rows.tolist(), last.rows.tolist()) == ([0, 1], [2])
-    assert table.draw_sample(1, rng=rng(), owner=9) is None  # a row may come back
+    assert table.samples.draw_sample(1, rng=rng(), owner=9) is None  # a row may come back
     acknowledge(table, 8, "", last.rows)
     assert sum(table.selectors.release_in_pieces(7))
     again = planned(table, 5 - 1, owner=9)
     assert again.rows.tolist() == [0, 1]
     acknowledge(table, 9, "", again.rows)
     with pytest.raises(EndOfStreamError, match=r"^'replay' is closed, and 0 rows are left"):
-        table.draw_sample(1, rng=rng(), owner=9)
+        table.samples.draw_sample(1, rng=rng(), owner=9)
 
 
 def test_closed_when_a_consumer_has_had_all_then_the_end_for_it_alone() -> None:
@@ -151,10 +151,10 @@ def test_closed_when_a_consumer_has_had_all_then_the_end_for_it_alone() -> None:
     write(table, 3)
     conditions, other = SampleConditions(consumer="a"), SampleConditions(consumer="b")
     acknowledge(table, 1, "a", planned(table, 3, conditions=conditions, owner=1).rows)
-    assert table.draw_sample(1, rng=rng(), conditions=conditions, owner=1) is None
+    assert table.samples.draw_sample(1, rng=rng(), conditions=conditions, owner=1) is None
     table.close()
     with pytest.raises(EndOfStreamError, match=r"^'replay' is closed, and 0 rows are left"):
-        table.draw_sample(1, rng=rng(), conditions=conditions, owner=1)
+        table.samples.draw_sample(1, rng=rng(), conditions=conditions, owner=1)
     assert len(planned(table, 5, conditions=other, owner=1).rows) == 3
 
 
@@ -169,15 +169,15 @@ def test_closed_when_rows_lack_leaves_then_the_end_comes_once_none_of_them_can_b
         plan = planned(table, num_rows, conditions=conditions, owner=1)
         acknowledge(table, 1, conditions.consumer, plan.rows)
     with pytest.raises(EndOfStreamError):  # it needs no leaf that is missing
-        table.draw_sample(1, rng=rng(), conditions=judge, owner=1)
+        table.samples.draw_sample(1, rng=rng(), conditions=judge, owner=1)
     for row in (second, first):
-        assert table.draw_sample(1, rng=rng(), conditions=trainer, owner=1) is None
+        assert table.samples.draw_sample(1, rng=rng(), conditions=trainer, owner=1) is None
         table.selectors.note_written(numbers(row), (1,))
         table.selectors.suspend(numbers(row))
         table.selectors.enter(numbers(row))
         acknowledge(table, 1, "trainer", planned(table, 1, conditions=trainer, owner=1).rows)
     with pytest.raises(EndOfStreamError):
-        table.draw_sample(1, rng=rng(), conditions=trainer, owner=1)
+        table.samples.draw_sample(1, rng=rng(), conditions=trainer, owner=1)
 
 
 @pytest.mark.parametrize(("sampler", "is_over"), [(Uniform(), True), (Prioritized(eps=0), False)])
@@ -189,10 +189,10 @@ def test_closed_when_a_sample_finds_too_few_rows_then_the_end_unless_a_priority_
     table.close()
     if is_over:
         with pytest.raises(EndOfStreamError, match=r"1 rows are left to draw, where 2 are needed$"):
-            table.draw_sample(2, rng=rng())
-        assert table.draw_sample(2, 3, rng=rng()) is None  # of several batches, one may be drawn
+            table.samples.draw_sample(2, rng=rng())
+        assert table.samples.draw_sample(2, 3, rng=rng()) is None  # of several batches, one may be drawn
     else:
-        assert table.draw_sample(2, rng=rng()) is None
+        assert table.samples.draw_sample(2, rng=rng()) is None
 
 
 def test_closed_when_groups_are_taken_then_whole_ones_and_then_the_end() -> None:
@@ -204,7 +204,7 @@ def test_closed_when_groups_are_taken_then_whole_ones_and_then_the_end() -> None
     assert set(map(tuple, plan.rows.reshape(-1, 2).tolist())) == {(0, 2), (1, 3)}
     acknowledge(table, 1, "", plan.rows)
     with pytest.raises(EndOfStreamError):  # the third group will never be whole
-        table.draw_sample(2, rng=rng(), conditions=conditions, owner=1)
+        table.samples.draw_sample(2, rng=rng(), conditions=conditions, owner=1)
 
 
 def test_max_times_when_a_sample_was_sent_then_its_rows_go_and_else_they_come_back() -> None:
@@ -213,9 +213,9 @@ def test_max_times_when_a_sample_was_sent_then_its_rows_go_and_else_they_come_ba
     failed, sent = planned(table, 2), planned(table, 1)
     assert (failed.rows.tolist(), sent.rows.tolist()) == ([0, 1], [2])
     assert len(table) == 4  # none goes before it was sent
-    assert table.finish(sent)
-    table.undo(failed)
-    assert table.list_live_rows().tolist() == [0, 1, 3]
+    assert table.samples.finish(sent)
+    table.samples.undo(failed)
+    assert table.state.list_live_rows().tolist() == [0, 1, 3]
     assert table.counts.samples == 1
     assert planned(table, 3).rows.tolist() == [0, 1, 3]
 
@@ -226,9 +226,9 @@ def test_max_times_when_the_row_was_overwritten_meanwhile_then_the_new_one_is_un
         write(table, 2)
         plan = planned(table, 2)
         assert write(table, 1) == [0]
-        getattr(table, ends)(plan)
+        getattr(table.samples, ends)(plan)
         assert table.columns.times_sampled[0] == 0
-        assert 0 in table.list_live_rows()
+        assert 0 in table.state.list_live_rows()
         assert 0 in planned(table, len(table)).rows
 
 
@@ -237,7 +237,7 @@ def test_undo_when_the_row_was_overwritten_meanwhile_then_the_new_one_was_never_
     write(table, 2)
     plan = planned(table, 8)
     write(table, 2)
-    table.undo(plan)
+    table.samples.undo(plan)
     assert table.columns.times_sampled.tolist() == [0, 0]
 
 
@@ -247,12 +247,12 @@ def test_max_times_when_a_row_is_on_its_way_out_then_writes_to_it_are_refused_an
     write(table, 2)
     plan = planned(table, 1)
     with pytest.raises(SelectionError, match="not live"):
-        table.hold(numbers(0, 1))
+        table.state.hold(numbers(0, 1))
     with pytest.raises(SelectionError):
         delete(table, numbers(0))
     assert clear(table) == 2
-    getattr(table, ends)(plan)
-    assert table.list_live_rows().tolist() == []
+    getattr(table.samples, ends)(plan)
+    assert table.state.list_live_rows().tolist() == []
     assert len(table.selectors.get(PLAIN)) == len(table) == 0
 
 
@@ -260,9 +260,9 @@ def test_undo_when_rows_were_on_lease_then_others_have_them() -> None:
     table = queue()
     write(table, 3)
     plan = planned(table, 2, owner=7)
-    table.undo(plan)
+    table.samples.undo(plan)
     assert planned(table, 3, owner=8).rows.tolist() == [0, 1, 2]
-    table.undo(plan)  # its session has ended, and others hold the rows now
+    table.samples.undo(plan)  # its session has ended, and others hold the rows now
     assert table.info()["num_leased"] == 3
 
 
@@ -271,7 +271,7 @@ def test_draw_more_when_rows_are_taken_in_parts_then_other_takers_wait_and_all_o
     write(table, 8)
     parts = [planned(table, 6, owner=1, request=5, max_drawn=2)]
     assert table.counts.samples == 6
-    assert table.draw_sample(1, rng=rng(), owner=2) is None
+    assert table.samples.draw_sample(1, rng=rng(), owner=2) is None
     parts.append(more(table, parts[0], 2))
     parts.append(more(table, parts[1], 2))
     assert np.concatenate([part.rows for part in parts]).tolist() == [0, 1, 2, 3, 4, 5]
@@ -295,10 +295,10 @@ def test_acknowledge_when_in_parts_then_all_are_looked_at_first_and_others_come_
     with pytest.raises(SelectionError):
         give_back(table, 7, consumer, np.append(held, num_rows))
     assert table.info()["num_leased"] == num_rows - 5
-    parts = list(table.find_acknowledged_in_parts(7, consumer, held, None))
+    parts = list(table.leases.find_acknowledged_in_parts(7, consumer, held, None))
     assert table.info()["num_leased"] == num_rows - 5
-    departure = table.plan_departure(RowSet.from_rows(np.concatenate(parts)), consumer)
-    departing = table.depart_in_pieces(departure, owner=7)
+    departure = table.departures.plan_departure(RowSet.from_rows(np.concatenate(parts)), consumer)
+    departing = table.departures.depart_in_pieces(departure, owner=7)
     next(departing)
     delete(table, held[-2:])
     assert planned(table, 2, owner=8, conditions=conditions).rows.tolist() == [num_rows - 5, num_rows - 4]
@@ -314,9 +314,9 @@ def test_draw_more_when_rows_have_left_meanwhile_then_none_and_undone_the_next_t
     parts = [planned(table, 7, owner=1, max_drawn=2)]
     parts.append(more(table, parts[0], 2))
     delete(table, numbers(5, 6))
-    assert table.draw_more(parts[1], 2, rng=rng()) is None
-    assert table.draw_sample(1, rng=rng(), owner=2) is None
-    for _ in table.undo_in_parts(parts):
+    assert table.samples.draw_more(parts[1], 2, rng=rng()) is None
+    assert table.samples.draw_sample(1, rng=rng(), owner=2) is None
+    for _ in table.samples.undo_in_parts(parts):
         pass
     assert (table.counts.samples, table.info()["num_leased"]) == (0, 0)
     assert planned(table, 6, owner=2).rows.tolist() == [0, 1, 2, 3, 4, 7]
@@ -328,7 +328,7 @@ def test_draw_more_when_rows_must_differ_then_they_do_and_batches_are_as_if_draw
     write(table, 6)
     plan = planned(table, 5, 2, max_drawn=2)
     rows = plan.rows.tolist()
-    assert table.draw_sample(1, rng=rng()) is None
+    assert table.samples.draw_sample(1, rng=rng()) is None
     while plan.num_missing:
         if len(rows) == 2:  # the newest one, and another in the place of the oldest that was not drawn yet
             write(table, 1)
@@ -356,7 +356,7 @@ def test_draw_more_when_groups_or_slices_come_in_parts_then_each_is_whole() -> N
         table = table_of(12, sampler=slices)
         write(table, 12)
         parts = [planned(table, 12, max_drawn=4)]
-        assert table.draw_sample(12, rng=rng()) is not None  # slices may overlap: nobody waits
+        assert table.samples.draw_sample(12, rng=rng()) is not None  # slices may overlap: nobody waits
         while parts[-1].num_missing:
             parts.append(more(table, parts[-1], 4))
         assert [len(part.rows) for part in parts] == [3, 3, 3, 3]
@@ -371,7 +371,7 @@ def test_draw_more_when_slices_are_shorter_then_they_count_as_they_are() -> None
     while parts[-1].num_missing:
         parts.append(more(table, parts[-1], 4))
     assert table.counts.samples == sum(len(part.rows) for part in parts) == 6
-    for _ in table.undo_in_parts(parts):
+    for _ in table.samples.undo_in_parts(parts):
         pass
     assert table.counts.samples == 0
 
@@ -380,7 +380,7 @@ def test_take_when_rows_belong_together_then_refused() -> None:
     table = table_of(sampler=Slices(slice_len=2))
     write(table, 4, writer="w")
     with pytest.raises(InvalidRequestError, match="slices"):
-        table.draw_sample(2, rng=rng(), owner=1)
+        table.samples.draw_sample(2, rng=rng(), owner=1)
     assert table.info()["num_leased"] == 0
 
 
@@ -388,6 +388,6 @@ def test_take_when_rows_leave_after_some_samples_then_refused() -> None:
     table = table_of(max_times_sampled=1)  # they would be gone before anybody could acknowledge them
     write(table, 3)
     with pytest.raises(InvalidRequestError, match="max_times_sampled"):
-        table.draw_sample(2, rng=rng(), conditions=SampleConditions(consumer="a"), owner=1)
+        table.samples.draw_sample(2, rng=rng(), conditions=SampleConditions(consumer="a"), owner=1)
     assert table.counts.samples == 0
     assert len(table.selectors.get(PLAIN)) == 3

@@ -16,6 +16,7 @@ from tdserve.rules.replay.samplers.prioritized import Prioritized
 from tdserve.rules.replay.samplers.slices import Slices
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
+from tdserve.rules.replay.table_state import TableState
 from tests.unit.rules.replay.tables import acknowledge, clear, delete
 
 PARTIAL = 1 << 44
@@ -30,35 +31,39 @@ class _Files:
         self.columns: dict[str, Any] = {}
         self.settings = Settings(**parts)
         self.num_keys = num_keys
-        self.table = Table("r", capacity, self.generations, self.settings, make_column=self.make, num_keys=num_keys)
+        self.table = Table(
+            TableState("r", capacity, self.generations, self.settings, make_column=self.make, num_keys=num_keys)
+        )
 
     def make(self, name: str, dtype: Any, shape: tuple[int, ...]) -> Any:
         return self.columns.setdefault(name, np.zeros(shape, dtype))
 
     def write(self, num_rows: int, **arrival: Any) -> list[int]:
-        reservation = self.table.reserve(num_rows)
+        reservation = self.table.arrivals.reserve(num_rows)
         assert reservation is not None
-        self.table.arrive(reservation.rows, Arrival(**arrival))
-        self.table.commit(reservation)
+        self.table.arrivals.arrive(reservation.rows, Arrival(**arrival))
+        self.table.arrivals.commit(reservation)
         found: list[int] = reservation.rows.tolist()
         return found
 
     def hide(self, rows: Any) -> None:
-        self.table.hold(rows)
+        self.table.state.hold(rows)
         self.table.ring.hide(rows)
 
     def let_go(self, rows: Any, keys: Sequence[int] = ()) -> None:
-        self.table.show(rows, keys)
-        self.table.let_go(rows)
+        self.table.state.show(rows, keys)
+        self.table.state.let_go(rows)
 
     def drawn(self, num_rows: int, **fields: Any) -> list[int] | None:
-        plan = self.table.draw_sample(num_rows, rng=np.random.default_rng(0), **fields)
+        plan = self.table.samples.draw_sample(num_rows, rng=np.random.default_rng(0), **fields)
         return None if plan is None else [int(row) for row in plan.rows]
 
     def restart(self, held: Any = None) -> Table:
-        state = self.table.get_state()
-        self.table = Table.restore(
-            "r", self.generations, self.settings, state, held=held, make_column=self.make, num_keys=self.num_keys
+        state = self.table.state.get_state()
+        self.table = Table(
+            TableState.restore(
+                "r", self.generations, self.settings, state, held=held, make_column=self.make, num_keys=self.num_keys
+            )
         )
         return self.table
 
@@ -72,7 +77,7 @@ def test_table_when_the_settings_cannot_be_then_refused() -> None:
     with pytest.raises(InvalidRequestError):
         _Files(4, limiter=MinSize(5))
     with pytest.raises(InvalidRequestError):
-        Table("r", 0, np.zeros(0, np.int64), Settings())
+        Table(TableState("r", 0, np.zeros(0, np.int64), Settings()))
 
 
 def test_hold_when_rows_are_written_to_then_unreadable_unsampled_and_not_reserved_again() -> None:
@@ -83,7 +88,7 @@ def test_hold_when_rows_are_written_to_then_unreadable_unsampled_and_not_reserve
     assert files.generations.tolist() == [2, 3, 3, 2]
     assert set(files.drawn(50) or []) == {0, 3}
     assert (len(table), table.info()["num_held"], table.info()["num_reserved"]) == (4, 2, 0)
-    assert table.reserve(3) is None
+    assert table.arrivals.reserve(3) is None
     files.let_go(rows(1, 2), (0,))
     assert files.generations.tolist() == [2, 2 + PARTIAL, 2 + PARTIAL, 2]  # moved, and still the same rows
     assert set(files.drawn(50) or []) == {0, 1, 2, 3}
@@ -94,7 +99,7 @@ def test_hold_when_a_row_is_not_live_then_refused_and_nothing_changes() -> None:
     files = _Files(4)
     files.write(2)
     with pytest.raises(SelectionError, match="not live"):
-        files.table.hold(rows(1, 2))
+        files.table.state.hold(rows(1, 2))
     assert files.generations.tolist() == [2, 2, 0, 0]
     assert len(files.table.selectors.get(PLAIN)) == 2
 
@@ -124,11 +129,11 @@ def test_extend_when_the_lowest_rows_are_held_then_waits_and_evicts_none() -> No
     files = _Files(4, remover=LowestPriority())
     files.write(4)
     files.hide(rows(0, 1))
-    assert files.table.reserve(3) is None
-    assert files.table.list_live_rows().tolist() == [0, 1, 2, 3]
+    assert files.table.arrivals.reserve(3) is None
+    assert files.table.state.list_live_rows().tolist() == [0, 1, 2, 3]
     assert (len(files.table), files.table.ring.num_held) == (4, 2)
     files.let_go(rows(0, 1))
-    assert files.table.reserve(3) is not None
+    assert files.table.arrivals.reserve(3) is not None
 
 
 def test_hold_when_the_remover_looks_at_priorities_then_the_held_rows_stay() -> None:
@@ -147,9 +152,9 @@ def test_restore_when_rows_are_half_written_then_kept_from_all_until_the_write_i
     table = files.restart(held=rows(1, 2))
     assert set(files.drawn(50) or []) == {0, 3}
     assert table.info()["num_held"] == 2
-    assert table.reserve(3) is None
+    assert table.arrivals.reserve(3) is None
     files.let_go(rows(1, 2), (0,))
-    assert table.list_live_rows().tolist() == [0, 1, 2, 3]
+    assert table.state.list_live_rows().tolist() == [0, 1, 2, 3]
     assert set(files.drawn(50) or []) == {0, 1, 2, 3}
 
 
@@ -157,7 +162,7 @@ def test_restore_when_the_write_had_not_begun_then_the_rows_are_live() -> None:
     files = _Files(4)
     files.write(4)
     table = files.restart(held=rows(1, 2))
-    assert table.list_live_rows().tolist() == [0, 1, 2, 3]
+    assert table.state.list_live_rows().tolist() == [0, 1, 2, 3]
     assert table.info()["num_held"] == 0
 
 
@@ -218,7 +223,7 @@ def test_restore_when_rows_form_trajectories_then_slices_are_the_same() -> None:
     files.write(1, writer="v")
     before = {tuple(files.drawn(2) or []) for _ in range(1)}
     for _ in range(2):
-        plan = files.table.draw_sample(200, rng=np.random.default_rng(1))
+        plan = files.table.samples.draw_sample(200, rng=np.random.default_rng(1))
         assert plan is not None
         assert set(map(tuple, plan.rows.reshape(-1, 2).tolist())) == {(0, 1), (1, 4)} >= before
         files.restart()
@@ -231,7 +236,7 @@ def test_restore_when_a_row_of_a_trajectory_is_half_written_then_slices_are_whol
     table = files.restart(held=rows(1))
     assert files.drawn(2) is None
     files.let_go(rows(1), (0,))
-    plan = table.draw_sample(100, rng=np.random.default_rng(0))
+    plan = table.samples.draw_sample(100, rng=np.random.default_rng(0))
     assert plan is not None
     assert set(map(tuple, plan.rows.reshape(-1, 2).tolist())) == {(0, 1), (1, 2)}
 
@@ -240,9 +245,9 @@ def test_restore_when_the_table_was_closed_or_its_limiter_changed_then_still() -
     files = _Files(4)
     files.table.set_limiter(MinSize(2))
     files.table.close()
-    assert files.table.get_state()["settings"] == Settings(limiter=MinSize(2)).to_json()
+    assert files.table.state.get_state()["settings"] == Settings(limiter=MinSize(2)).to_json()
     assert files.restart().is_closed
-    assert files.table.get_state()["settings"] == Settings(limiter=MinSize(2)).to_json()
+    assert files.table.state.get_state()["settings"] == Settings(limiter=MinSize(2)).to_json()
 
 
 def test_counts_when_cleared_then_begin_anew_and_survive_a_restart() -> None:
@@ -262,14 +267,14 @@ def test_check_live_when_a_row_is_not_there_then_it_is_named(number: int, reason
     files = _Files(4)
     files.write(3)
     with pytest.raises(SelectionError, match=reason) as caught:
-        files.table.check_live(rows(0, number))
+        files.table.state.check_live(rows(0, number))
     assert caught.value.selection == str(number)
 
 
 def test_remove_when_rows_go_then_the_next_writer_gets_them() -> None:
     files = _Files(4)
     files.write(4)
-    files.table.remove(rows(3, 1))
+    files.table.state.remove(rows(3, 1))
     assert files.generations.tolist() == [2, 3, 2, 3]
     assert files.write(2) == [3, 1]
 
@@ -279,7 +284,7 @@ def test_restore_when_rows_have_policy_versions_then_they_and_the_policy_are_kno
     files.table.selectors.follow("a", 4)
     files.write(2, policy_versions=rows(1, 3))
     files.write(1)
-    files.table.discard(2)
+    files.table.departures.discard(2)
     conditions = SampleConditions(max_lag=1)
     table = files.restart()
     staleness = table.selectors.staleness
@@ -293,7 +298,7 @@ def test_restore_when_rows_have_policy_versions_then_they_and_the_policy_are_kno
     assert files.write(2, policy_versions=rows(4, 5)) == [0, 3]
     table = files.restart()
     assert set(files.drawn(50, conditions=SampleConditions(max_lag=100)) or []) == {0, 3}
-    plan = table.draw_sample(50, rng=np.random.default_rng(0))
+    plan = table.samples.draw_sample(50, rng=np.random.default_rng(0))
     assert plan is not None
     known = dict(zip(plan.rows.tolist(), plan.columns["policy_version"].tolist(), strict=True))
     assert known == {0: 4, 1: -1, 2: -1, 3: 5}
@@ -301,9 +306,9 @@ def test_restore_when_rows_have_policy_versions_then_they_and_the_policy_are_kno
 
 @pytest.mark.parametrize(("slice_len", "num_rows"), [(8, 4096), (1000, 131), (50_000, 64)])
 def test_iter_steps_when_slices_are_long_then_fewer_scattered_rows_at_a_time(slice_len: int, num_rows: int) -> None:
-    table = Table("r", 100_000, np.zeros(100_000, np.int64), Settings(sampler=Slices(slice_len=slice_len)))
+    table = Table(TableState("r", 100_000, np.zeros(100_000, np.int64), Settings(sampler=Slices(slice_len=slice_len))))
     scattered = np.arange(0, 100_000, 7)
-    steps = list(table.iter_steps([scattered, slice(0, 10_000)]))
+    steps = list(table.state.iter_steps([scattered, slice(0, 10_000)]))
     num_scattered = -(-len(scattered) // num_rows)
     assert {len(rows) for rows in steps[: num_scattered - 1]} == {num_rows}
     assert [len(rows) for rows in steps[num_scattered:]] == [4096, 4096, 10_000 - 2 * 4096]

@@ -23,10 +23,10 @@ def test_describe_when_a_tensordict_then_its_figures(world: World, run: Loop) ->
 def test_describe_when_a_replay_then_of_one_row_and_its_counts(world: World, run: Loop) -> None:
     store = run(world.create_replay("r", TD[0].exclude("shape"), 10, min_size=3))
     table = store.get_table()
-    first, second = table.reserve(4), table.reserve(2)
+    first, second = table.arrivals.reserve(4), table.arrivals.reserve(2)
     assert first is not None
     assert second is not None
-    table.commit(first)
+    table.arrivals.commit(first)
     found = describe(world.stores, store)
     assert codec.decode(found.spec).batch_size == ()
     assert (found.capacity, found.num_rows, found.inserts, found.samples) == (10, 4, 4, 0)

@@ -14,6 +14,7 @@ from tdserve.base.errors import CorruptDataError, InvalidSpecError, StoreNotFoun
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
+from tdserve.rules.replay.table_state import TableState
 from tdserve.server.catalog.opening import LongOpening
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.table_kind import LONG_ROWS
@@ -40,7 +41,7 @@ def _entry_of(table: Table) -> OpenedStore:
 def _slow(may_end: threading.Event) -> Callable[[], Table]:
     def make() -> Table:
         assert may_end.wait(30.0)
-        return Table("t", 4, np.zeros(4, np.int64), Settings())
+        return Table(TableState("t", 4, np.zeros(4, np.int64), Settings()))
 
     return make
 

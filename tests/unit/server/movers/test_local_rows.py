@@ -148,7 +148,7 @@ def test_extend_when_the_clients_process_still_lives_then_its_rows_stay_reserved
 
 def sampled_rows(store: OpenedStore) -> list[int]:
     """Rows that are live."""
-    found: list[int] = store.get_table().list_live_rows().tolist()
+    found: list[int] = store.get_table().state.list_live_rows().tolist()
     return found
 
 

@@ -74,7 +74,7 @@ def test_held_when_nothing_was_written_then_rows_are_what_they_were_before(
     world: World, run: Loop, replay: OpenedStore
 ) -> None:
     held = held_of(run, replay, journal(replay, rows(0, 2), [1, 2]))
-    replay.get_table().remove(np.array([2]))
+    replay.get_table().state.remove(np.array([2]))
     run(held.let_go(is_written=False, is_untouched=True))
     assert counted(replay)[:2] == [2, 2]
     assert counted(replay)[2] % 2 == 1  # it has left
@@ -96,9 +96,9 @@ def test_let_go_when_leaves_were_written_then_the_rows_have_them(
 ) -> None:
     held = held_of(run, replay, journal(replay, rows(0, 2), [4, 5], *keys))
     run(held.let_go(is_written=is_written))
-    plain = replay.get_table().draw_sample(num_whole, rng=None)  # type: ignore[arg-type] # Fifo needs none
+    plain = replay.get_table().samples.draw_sample(num_whole, rng=None)  # type: ignore[arg-type] # Fifo needs none
     assert plain is not None
-    assert replay.get_table().draw_sample(num_whole + 1, rng=None) is None  # type: ignore[arg-type]
+    assert replay.get_table().samples.draw_sample(num_whole + 1, rng=None) is None  # type: ignore[arg-type]
 
 
 def test_held_when_a_crash_has_cut_the_write_short_then_the_same_rows_again(

@@ -131,7 +131,7 @@ def test_holding_when_rows_leave_before_all_are_held_then_refused_and_the_others
     async def scenario() -> None:
         task = asyncio.create_task(overwrite())
         await until(lambda: not table.selectors.contains(everything).all(), task)
-        table.remove(np.array(leaving))
+        table.state.remove(np.array(leaving))
         with pytest.raises(SelectionError):
             await task
 
@@ -154,9 +154,9 @@ def test_let_go_when_rows_leave_before_they_are_in_a_sample_again_then_each_row_
         task = asyncio.create_task(held.let_go(is_written=True, then=lambda: is_even.append(True)))
         await until(lambda: bool(is_even), task)
         write(table, 5)
-        table.remove(np.array([MANY_ROWS - 1]))
+        table.state.remove(np.array([MANY_ROWS - 1]))
         write(table, 1)
-        table.remove(np.array([2, MANY_ROWS - 2]))
+        table.state.remove(np.array([2, MANY_ROWS - 2]))
         assert table.ring.num_reserved == 2  # the last two, until nobody writes them any more
         await task
 
@@ -252,7 +252,7 @@ def test_holding_when_it_fails_then_calls_that_wait_for_the_rows_go_on(
         task = asyncio.create_task(overwrite())
         await until(lambda: not table.selectors.contains(np.arange(MANY_ROWS)).all(), task)
         waiting = asyncio.create_task(wait_for_others(world.session(), many, row_set, Deadline.after(None)))
-        table.remove(np.array([7]))
+        table.state.remove(np.array([7]))
         with pytest.raises(SelectionError):
             await task
         await waiting
@@ -272,9 +272,9 @@ def test_sample_when_rows_are_held_for_a_write_then_waits_for_them_and_is_not_re
         held = RowWriteHold(store, RowSet.run(0, MANY_ROWS), ())
         task = asyncio.create_task(held.hold())
         await until(lambda: not table.selectors.contains(np.arange(MANY_ROWS)).all(), task)
-        assert table.draw_sample(MANY_ROWS, rng=rng) is None
+        assert table.samples.draw_sample(MANY_ROWS, rng=rng) is None
         await task
         await held.give_back()
 
     run(scenario())
-    assert table.draw_sample(MANY_ROWS, rng=rng) is not None
+    assert table.samples.draw_sample(MANY_ROWS, rng=rng) is not None

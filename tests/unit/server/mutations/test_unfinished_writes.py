@@ -117,7 +117,7 @@ def test_delete_when_a_client_overwrites_the_rows_then_they_do_not_come_back_aft
     async def scenario() -> None:
         world.reopen()
         again = world.stores.get("r").get_table()
-        assert again.list_live_rows().tolist() == sorted({0, 1, 2, 3} - set(gone))
+        assert again.state.list_live_rows().tolist() == sorted({0, 1, 2, 3} - set(gone))
         info = again.info()
         assert (info["num_reserved"], info["num_held"]) == (len(gone), 2 - len(gone))
         world.stores.unfinished_writes.on_open()
@@ -125,7 +125,7 @@ def test_delete_when_a_client_overwrites_the_rows_then_they_do_not_come_back_aft
         world.process_watch.watch(stopped.lock_name, over.set)
         stopped.let_go()
         await over.wait()
-        assert again.list_live_rows().tolist() == [0, 3]
+        assert again.state.list_live_rows().tolist() == [0, 3]
         assert (again.info()["num_reserved"], again.info()["num_holes"]) == (0, 2)
         await stopped.__aexit__(None, None, None)
 
@@ -149,7 +149,7 @@ def test_delete_when_a_client_overwrites_the_rows_then_nothing_of_it_is_left_whe
             await write
 
     run(scenario())
-    assert table.get_table().list_live_rows().tolist() == [0, 2, 3]
+    assert table.get_table().state.list_live_rows().tolist() == [0, 2, 3]
     assert records(world) == 0
 
 
@@ -175,7 +175,7 @@ def test_lost_rows_when_their_writer_is_gone_during_a_seal_then_they_leave_once_
             assert (table.get_generation_values().tolist(), rules.info()["num_held"]) == (before, 2)
             sealing.end(table.name, seal)
             await asyncio.sleep(0)
-            assert rules.list_live_rows().tolist() == [0, 3]
+            assert rules.state.list_live_rows().tolist() == [0, 3]
             assert rules.info()["num_held"] == 0
 
     run(scenario())
@@ -197,7 +197,7 @@ def test_lost_rows_when_a_seal_waits_for_their_writer_then_at_rest_once_it_is_go
                 await sealing.wait_at_rest(table, seal, Deadline.after(0.05))
             peer.let_go()
             await sealing.wait_at_rest(table, seal, Deadline.after(20.0))
-            assert table.get_table().list_live_rows().tolist() == [0, 3]
+            assert table.get_table().state.list_live_rows().tolist() == [0, 3]
             sealing.end(table.name, seal)
 
     run(scenario())

@@ -35,7 +35,7 @@ def test_complete_when_forgotten_then_nothing_leaves(world: World) -> None:
     table = small_table()
     write(table, 4)
     with world.db.begin_transaction() as txn:
-        save_departure("uid", table.plan_departure(RowSet.run(0, 2)), txn)
+        save_departure("uid", table.departures.plan_departure(RowSet.run(0, 2)), txn)
     forget_departure(world.db, "uid")
     complete_departure(world.db, "uid", table)
     assert len(table) == 4

@@ -46,7 +46,7 @@ def test_repair_when_rows_are_odd_then_even_and_others_untouched() -> None:
 @pytest.mark.parametrize("is_encoded", [False, True])
 def test_record_when_rows_are_reserved_then_their_next_generations(world: World, run: Loop, is_encoded: bool) -> None:
     store = run(world.create_replay("r", TensorDict({"a": torch.zeros(2)}, []), 10))
-    reservation = store.get_table().reserve(3)
+    reservation = store.get_table().arrivals.reserve(3)
     assert reservation is not None
     encoded = reservation.encoded if is_encoded else b""
     generations = store.get_table().ring.compute_generations(reservation)
@@ -63,11 +63,11 @@ def test_record_when_rows_are_reserved_then_their_next_generations(world: World,
 def test_restore_when_killed_between_record_and_generations_then_rows_are_live(world: World, run: Loop) -> None:
     store = run(world.create_replay("r", TensorDict({"a": torch.zeros(2)}, []), 10))
     table = store.get_table()
-    reservation = table.reserve(3)
+    reservation = table.arrivals.reserve(3)
     assert reservation is not None
     with world.db.begin_transaction() as txn:
         RedoEntry(store.record.uid, reservation.rows, table.ring.compute_generations(reservation)).save(txn)
-        world.stores.save_state(store, txn, {**table.get_state(), "inserts": 3})
+        world.stores.save_state(store, txn, {**table.state.get_state(), "inserts": 3})
     world.reopen()
     restored = world.stores.get("r").get_table()
-    assert (len(restored), restored.list_live_rows().tolist()) == (3, [0, 1, 2])
+    assert (len(restored), restored.state.list_live_rows().tolist()) == (3, [0, 1, 2])

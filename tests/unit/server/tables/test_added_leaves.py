@@ -246,7 +246,7 @@ def test_leaves_when_a_writer_waits_for_room_then_it_is_refused_and_its_rows_are
     world: World, run: Loop, store: OpenedStore
 ) -> None:
     table = store.get_table()
-    held = table.reserve(CAPACITY)
+    held = table.arrivals.reserve(CAPACITY)
     assert held is not None
 
     async def wait_across() -> None:

@@ -18,7 +18,7 @@ from tdserve.rules.replay.plans import Departure
 from tdserve.rules.replay.samplers.order import Fifo
 from tdserve.rules.replay.samplers.prioritized import Prioritized
 from tdserve.rules.replay.settings import Settings
-from tdserve.rules.replay.table import Table
+from tdserve.rules.replay.table_state import TableState
 from tdserve.server.dispatch.requests import Requests
 from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.recovery.departure_records import save_departure
@@ -105,7 +105,7 @@ def test_delete_when_retried_then_answered_from_the_record(
     run(requests.serve(again, message))
     counts = control_pb2.TableCounts(rows=4, inserts=6)
     assert outbox(first).done() == outbox(again).done() == control_pb2.Done(num_rows=2, counts=counts)
-    assert store.get_table().list_live_rows().tolist() == [0, 2, 3, 5]
+    assert store.get_table().state.list_live_rows().tolist() == [0, 2, 3, 5]
     run(requests.serve(world.session(3), message))  # the same number of another client
     assert len(store.get_table()) == 4
 
@@ -120,7 +120,7 @@ def test_delete_when_rows_have_generations_then_only_those_that_still_have_them(
         named = control_pb2.Rows(data=numbers(0, 1, 3, 1))
         done = change(world, run, request, delete=named, delete_generations=generations)
         assert done.num_rows == num_rows
-        assert store.get_table().list_live_rows().tolist() == [0, 2, 4, 5, 6, 7]
+        assert store.get_table().state.list_live_rows().tolist() == [0, 2, 4, 5, 6, 7]
     with pytest.raises(InvalidRequestError, match="generation"):
         change(world, run, 5, delete=control_pb2.Rows(data=numbers(0, 2, 4)), delete_generations=generations)
 
@@ -169,7 +169,7 @@ def test_change_when_killed_then_its_rows_are_there_without_an_answer_or_have_le
             assert len(table) == 6
             continue
         left = [] if "clear" in kind else [0, 3, 4, 5]
-        assert table.list_live_rows().tolist() == left
+        assert table.state.list_live_rows().tolist() == left
         assert control_pb2.Done.FromString(answer or b"") == control_pb2.Done(
             num_rows=6 - len(left), counts=control_pb2.TableCounts(rows=len(left), inserts=6)
         )
@@ -219,7 +219,7 @@ def test_give_back_when_a_session_is_not_done_then_others_have_the_rows(
 def test_give_back_when_a_seal_comes_in_between_then_its_answer_has_all_rows(
     world: World, run: Loop, store: OpenedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Table, "step_rows", 1)
+    monkeypatch.setattr(TableState, "step_rows", 1)
     session, leases = world.session(1), store.get_table().selectors.leases
     sample(world, run, store, 6, session, is_lease=True)
 
@@ -265,7 +265,7 @@ def test_acknowledge_when_the_session_does_not_hold_all_then_typed_error_and_unc
     run(world.changes.change(world.session(1), 2, control_pb2.ChangeRequest(store="r", give_back=leased(5))))
     with pytest.raises((WrongStateError, SelectionError)):
         change(world, run, 3, 1, acknowledge=asked)
-    assert store.get_table().list_live_rows().tolist() == [0, 1, 2, 3, 4, 5]
+    assert store.get_table().state.list_live_rows().tolist() == [0, 1, 2, 3, 4, 5]
     assert store.get_table().info()["num_leased"] == 5
 
 
@@ -334,7 +334,7 @@ def test_change_when_it_cannot_be_then_typed_error_and_nothing_is_on_record(
 ) -> None:
     with pytest.raises(error):
         change(world, run, 2, **kind)
-    assert store.get_table().list_live_rows().tolist() == [0, 1, 2, 3, 4, 5]
+    assert store.get_table().state.list_live_rows().tolist() == [0, 1, 2, 3, 4, 5]
     assert not store.write_lock.locked()
 
 

@@ -44,7 +44,7 @@ def writers(claiming: Claiming, peers: list[LocalPeer], store: OpenedStore, worl
     """Two of them, each with a block; the first one's sole claim was taken back when the second came."""
     Claimant(claiming, peers[0], store, world)
     store.get_table().ring.abort(plan(store, 1))
-    store.get_table().commit(plan(store, 1))  # the row of the second one's first extend
+    store.get_table().arrivals.commit(plan(store, 1))  # the row of the second one's first extend
     return [Claimant(claiming, peer, store, world) for peer in peers[1::-1]]
 
 
@@ -62,7 +62,7 @@ def test_offer_when_there_are_several_writers_then_each_gets_a_block_and_all_go_
 def test_offer_when_another_became_the_sole_writer_meanwhile_then_their_rows_differ(
     world: World, store: OpenedStore, claiming: Claiming, peers: list[LocalPeer]
 ) -> None:
-    store.get_table().commit(plan(store, 1))  # the extend of the first one, which has yet to ask for a claim
+    store.get_table().arrivals.commit(plan(store, 1))  # the extend of the first one, which has yet to ask for a claim
     sole = Claimant(claiming, peers[1], store, world)
     sole.extend(1, 10)
     sole.claim(2)
@@ -100,7 +100,7 @@ def test_extend_when_the_rows_of_the_blocks_are_needed_then_they_end_and_the_old
     reservation = plan(store, CAPACITY - 10)
     assert all(writer.file.is_over for writer in writers)
     assert reservation.rows.tolist() == [*range(4, CAPACITY - 6)]
-    store.get_table().commit(reservation)
+    store.get_table().arrivals.commit(reservation)
     assert plan(store, 8).rows.tolist() == [*range(CAPACITY - 6, CAPACITY), 0, 1], "no row is lost to the ring"
 
 
@@ -109,12 +109,12 @@ def test_block_when_the_first_round_ends_then_no_row_goes_while_others_were_neve
 ) -> None:
     table = store.get_table()
     writers[0].extend(1, 10)
-    table.commit(plan(store, CAPACITY - 1 - 2 * WINDOW))
+    table.arrivals.commit(plan(store, CAPACITY - 1 - 2 * WINDOW))
     assert not writers[0].file.is_over
     reservation = plan(store, 2 * WINDOW - 3)
     assert reservation.evicted.tolist() == []
     assert all(writer.file.is_over for writer in writers)
-    table.commit(reservation)
+    table.arrivals.commit(reservation)
     assert len(live(store)) == CAPACITY
 
 
@@ -124,7 +124,7 @@ def test_block_when_the_ring_goes_round_then_its_rows_stay_live_until_they_are_c
     table = store.get_table()
     for writer in writers:
         writer.extend(1, 10, WINDOW)
-    table.commit(plan(store, CAPACITY - 1 - 2 * WINDOW))
+    table.arrivals.commit(plan(store, CAPACITY - 1 - 2 * WINDOW))
     assert len(live(store)) == CAPACITY
     claiming.end_used_up(peers[0].session, store, WINDOW + 1)
     again = Claimant(claiming, peers[0], store, world)
@@ -151,9 +151,9 @@ def test_block_when_others_are_far_ahead_then_it_ends(
     world: World, store: OpenedStore, claiming: Claiming, writers: list[Claimant]
 ) -> None:
     for _ in range(4):
-        store.get_table().commit(plan(store, CAPACITY // MAX_BEHIND_PART // 8))
+        store.get_table().arrivals.commit(plan(store, CAPACITY // MAX_BEHIND_PART // 8))
     assert not writers[0].file.is_over
-    store.get_table().commit(plan(store, CAPACITY // MAX_BEHIND_PART))
+    store.get_table().arrivals.commit(plan(store, CAPACITY // MAX_BEHIND_PART))
     plan(store, 1)
     assert all(writer.file.is_over for writer in writers)
 
@@ -191,7 +191,7 @@ def test_block_when_its_writer_dies_then_what_it_has_filled_is_stored_and_the_re
 def test_rows_when_one_is_deleted_then_blocks_end(store: OpenedStore, writers: list[Claimant]) -> None:
     writers[0].extend(1, 10)
     table = store.get_table()
-    assert sum(table.depart_in_pieces(table.plan_departure(RowSet.run(0, 2)))) == 2
+    assert sum(table.departures.depart_in_pieces(table.departures.plan_departure(RowSet.run(0, 2)))) == 2
     assert all(writer.file.is_over for writer in writers)
     assert live(store) == [2, 3]
     assert plan(store, 8).rows.tolist() == [0, 1, *range(4, 10)]
@@ -219,9 +219,9 @@ def test_offer_when_one_writer_is_left_then_it_is_the_sole_one_again(
     for number in range(NUM_REMEMBERED):
         writer.extend(100 + number, 1, WINDOW)
         claiming.end_used_up(peers[1].session, store, WINDOW + 1)
-        store.get_table().commit(plan(store, 1))
+        store.get_table().arrivals.commit(plan(store, 1))
         writer = Claimant(claiming, peers[1], store, world)
-    store.get_table().commit(plan(store, 1))
+    store.get_table().arrivals.commit(plan(store, 1))
     assert writer.file.is_over, "a sole writer's claim ends when another writes"
 
 
@@ -230,7 +230,7 @@ def test_offer_when_the_table_is_small_then_no_block(
 ) -> None:
     store = create(world, run, 11 * MAX_PROMISED_PART)
     Claimant(claiming, peers[0], store, world)
-    store.get_table().commit(plan(store, 1))
+    store.get_table().arrivals.commit(plan(store, 1))
     sizes = []
     for num_rows, peer in ((1, peers[2]), (1, peers[1]), (2, peers[0])):
         claim = claiming.offer(peer.session, store, wish(store, num_rows=num_rows))

@@ -178,7 +178,7 @@ def test_take_back_when_rows_are_being_filled_then_the_writer_reports_them_and_t
     store: OpenedStore, writer: Claimant
 ) -> None:
     writer.claim(3)
-    store.get_table().take_back_claims()
+    store.get_table().state.take_back_claims()
     assert store.get_table().claims, "its writer may fill what it has claimed"
     assert writer.write(1, 3), "nobody else looks for its record: a checkpoint only waits for the end of the claim"
     writer.tell()
@@ -198,7 +198,7 @@ def test_offer_when_the_claim_before_is_over_then_another_one_to_which_the_old_o
     world: World, store: OpenedStore, claiming: Claiming, peer: LocalPeer, writer: Claimant
 ) -> None:
     writer.extend(1, 10)
-    store.get_table().commit(plan(store, 2))
+    store.get_table().arrivals.commit(plan(store, 2))
     again = Claimant(claiming, peer, store, world)
     assert again.first_row == 5
     again.claim(2)

@@ -18,7 +18,7 @@ CLIENT = bytes(16)
 def test_commit_rows_when_committed_then_live_on_record_and_the_answer_of_a_retry(world: World, run: Loop) -> None:
     store = create(world, run, sampler=Fifo())
     table = store.get_table()
-    reservation = table.reserve(3)
+    reservation = table.arrivals.reserve(3)
     assert reservation is not None
 
     async def commit() -> control_pb2.Done:
@@ -36,14 +36,14 @@ def test_commit_rows_when_committed_then_live_on_record_and_the_answer_of_a_retr
     assert decode_rows(done.indices).tolist() == [2], "of the last of several extends"
     assert world.answers.find_answer(CLIENT, 7) == done.SerializeToString()
     assert world.db.get("pending", b"beside") == b"it"
-    assert table.list_live_rows().tolist() == [0, 1, 2]
+    assert table.state.list_live_rows().tolist() == [0, 1, 2]
     world.reopen()
     assert world.stores.get("r").get_table().info()["inserts"] == 3
 
 
 def test_commit_rows_when_the_store_was_deleted_then_nothing_is_on_record(world: World, run: Loop) -> None:
     store = create(world, run)
-    reservation = store.get_table().reserve(1)
+    reservation = store.get_table().arrivals.reserve(1)
     assert reservation is not None
     run(world.stores.delete(store))
     with pytest.raises(StoreNotFoundError):

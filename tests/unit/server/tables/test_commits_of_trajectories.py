@@ -103,7 +103,7 @@ def test_extend_when_a_crash_comes_between_two_turns_then_the_trajectory_is_whol
         task.cancel()
         await asyncio.wait({task})
 
-    run(killed(lambda store: 0 < store.get_table().num_coming < NUM_ROWS, 2))
+    run(killed(lambda store: 0 < store.get_table().state.num_coming < NUM_ROWS, 2))
     world.reopen()
     assert rows_of(world.stores.get("r")) == [*range(NUM_ROWS + 1)]
     run(killed(lambda store: bool(links(store).before[NUM_ROWS + 2] > 0), 3))

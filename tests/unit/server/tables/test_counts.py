@@ -31,7 +31,7 @@ def test_counts_when_live_rows_are_reserved_then_they_are_overwritten_and_new_or
 
     extend(world, run, store, rows(10, 6))
     assert count() == (6, 0)
-    reservation = table.reserve(4)
+    reservation = table.arrivals.reserve(4)
     assert reservation is not None
     assert count() == (4, 2), "two rows were never used before"
     coming = make_counts(store, num_coming=4)
@@ -39,5 +39,5 @@ def test_counts_when_live_rows_are_reserved_then_they_are_overwritten_and_new_or
     table.ring.abort(reservation)
     clear(table)
     assert count() == (0, 0)
-    assert table.reserve(3) is not None
+    assert table.arrivals.reserve(3) is not None
     assert count() == (0, 0)

@@ -116,7 +116,7 @@ def test_extend_when_refused_then_no_row_is_live_or_kept(
 def test_extend_when_all_rows_are_being_written_then_waits_until_the_deadline(
     world: World, run: Loop, store: OpenedStore
 ) -> None:
-    reservation = store.get_table().reserve(7)
+    reservation = store.get_table().arrivals.reserve(7)
     with pytest.raises(DeadlineExceededError, match=r"room for 3 rows in 'r' \(7 are being written\)"):
         run(world.extends.extend(world.session(), 1, ask(store, rows(0))))
     assert reservation is not None
@@ -204,7 +204,7 @@ def test_extend_when_its_record_fails_then_nothing_is_live_and_the_rows_are_free
         with pytest.raises(CapacityError):
             extend(world, run, store, rows(20), 2)
     table = store.get_table()
-    assert (table.list_live_rows().tolist(), table.ring.num_reserved, table.ring.inserts) == ([0, 1], 0, 2)
+    assert (table.state.list_live_rows().tolist(), table.ring.num_reserved, table.ring.inserts) == ([0, 1], 0, 2)
     assert extend(world, run, store, rows(30), 3) == [2, 3, 4]
     assert read(world, run, store, [2]).inline
 
@@ -213,7 +213,7 @@ def test_extend_when_granted_and_given_up_in_that_moment_then_the_next_writer_go
     world: World, run: Loop, store: OpenedStore
 ) -> None:
     table = store.get_table()
-    held = table.reserve(7)
+    held = table.arrivals.reserve(7)
     assert held is not None
 
     async def scenario() -> control_pb2.Done:

@@ -94,7 +94,7 @@ def test_acknowledge_when_the_lease_is_over_then_refused_by_its_reason_and_the_n
     with pytest.raises(WrongStateError, match=r"lease has ended.*lease_s"):
         run(change(world, 1, 5, acknowledge=leased(0, 1, request=request_number)))
     run(change(world, 2, 6, acknowledge=leased(0, 1)))
-    assert queue.get_table().list_live_rows().tolist() == [2, 3]
+    assert queue.get_table().state.list_live_rows().tolist() == [2, 3]
     with pytest.raises(WrongStateError):
         run(change(world, 1, 7, acknowledge=leased(0, 1, request=request_number)))
 

@@ -17,7 +17,7 @@ from tdserve.rules.replay.limiter import Queue
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.samplers.order import Fifo
 from tdserve.rules.replay.settings import Settings
-from tdserve.rules.replay.table import Table
+from tdserve.rules.replay.table_state import TableState
 from tdserve.server.catalog import descriptions
 from tdserve.server.catalog.seals import Seal
 from tdserve.server.kinds.policies import refresh_staleness, wake_followers
@@ -203,7 +203,7 @@ def test_publish_when_a_taker_and_a_writer_wait_for_each_other_then_it_discards_
 def test_discards_when_a_seal_comes_amid_them_then_it_waits_for_their_end(
     world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Table, "step_rows", 1)
+    monkeypatch.setattr(TableState, "step_rows", 1)
     table = create(world, run, capacity=4, sampler=Fifo(), limiter=Queue(4), is_queue=True, policy="p")
     publish(world, run)
     extend(world, run, table, rows(0, 4))
@@ -212,10 +212,10 @@ def test_discards_when_a_seal_comes_amid_them_then_it_waits_for_their_end(
 
     async def scenario() -> None:
         assert not Discarding(world.stores).refresh(table, 0, PLAIN)  # they go on, even if the sample gives up
-        assert rules.count_too_old(0) == 4
+        assert rules.departures.count_too_old(0) == 4
         sealing.begin(table, seal)
         await sealing.wait_at_rest(table, seal, Deadline.after(20.0))
-        assert not rules.count_too_old(0)
+        assert not rules.departures.count_too_old(0)
         sealing.end(table.name, seal)
 
     run(scenario())

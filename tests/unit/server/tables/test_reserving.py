@@ -15,6 +15,7 @@ from tdserve.messages.row_sets import RowSet
 from tdserve.rules.replay.plans import PLAIN_ARRIVAL
 from tdserve.rules.replay.row_indexes.row_order import NO_SEQUENCE, to_last_sequence
 from tdserve.rules.replay.table import Table
+from tdserve.rules.replay.table_state import TableState
 from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.tables.reserving import RowsInParts
 from tdserve.server.tables.rule_keys import name_group_column
@@ -55,7 +56,7 @@ async def until(is_so: Callable[[], bool], work: Coroutine[Any, Any, Any]) -> as
 
 def is_half_shown(table: Table) -> bool:
     """Whether some of the rows of a long extend can be seen, and some cannot."""
-    return 0 < table.num_coming < NUM_ROWS
+    return 0 < table.state.num_coming < NUM_ROWS
 
 
 async def leave(task: asyncio.Task[Any]) -> None:
@@ -69,15 +70,15 @@ def test_extend_when_there_are_very_many_rows_then_others_are_served_in_between(
 ) -> None:
     assert run(turns_during(extend(world, store, NUM_ROWS))) > 6
     table = store.get_table()
-    assert table.list_live_rows().tolist() == list(range(NUM_ROWS))
+    assert table.state.list_live_rows().tolist() == list(range(NUM_ROWS))
     assert (np.diff(table.columns.sequence[:NUM_ROWS]) > 0).all()
-    assert (table.inserts, table.ring.num_reserved, table.num_coming) == (NUM_ROWS, 0, 0)
+    assert (table.totals.inserts, table.ring.num_reserved, table.state.num_coming) == (NUM_ROWS, 0, 0)
 
 
 def test_extend_when_it_is_cut_short_after_hundreds_of_parts_then_all_their_rows_are_free(
     world: World, run: Loop, store: OpenedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Table, "step_rows", 64)
+    monkeypatch.setattr(TableState, "step_rows", 64)
     table = store.get_table()
 
     async def cut_short() -> None:
@@ -86,7 +87,7 @@ def test_extend_when_it_is_cut_short_after_hundreds_of_parts_then_all_their_rows
     run(cut_short())
     assert table.ring.num_reserved == 0
     rows = decode_rows(run(extend(world, store, NUM_ROWS, request=2)).indices)
-    assert sorted(rows.tolist()) == table.list_live_rows().tolist()
+    assert sorted(rows.tolist()) == table.state.list_live_rows().tolist()
     assert len(table) == NUM_ROWS
 
 
@@ -95,7 +96,7 @@ def test_begin_when_another_writer_reserves_in_parts_then_only_after_its_end(sto
     first, second = RowsInParts(table, 100), RowsInParts(table, 50)
     assert first.begin() is first
     assert second.begin() is None
-    assert table.reserve(1) is None
+    assert table.arrivals.reserve(1) is None
     first.end()
     assert second.begin() is second
 
@@ -103,7 +104,7 @@ def test_begin_when_another_writer_reserves_in_parts_then_only_after_its_end(sto
 def test_reserve_next_when_it_is_aborted_then_the_rows_are_free_but_the_turn_goes_on(
     run: Loop, store: OpenedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Table, "step_rows", 64)
+    monkeypatch.setattr(TableState, "step_rows", 64)
     table = store.get_table()
     rows = RowsInParts(table, 100)
     assert rows.begin() is not None
@@ -116,7 +117,7 @@ def test_reserve_next_when_it_is_aborted_then_the_rows_are_free_but_the_turn_goe
     run(rows.join_newest())
     assert len(run(rows.join())) == table.ring.num_reserved == 100
     rows.abort()
-    assert (table.ring.num_reserved, table.reserve(1)) == (0, None)
+    assert (table.ring.num_reserved, table.arrivals.reserve(1)) == (0, None)
 
 
 def test_extend_when_it_goes_round_then_the_oldest_rows_leave(world: World, run: Loop, store: OpenedStore) -> None:
@@ -146,8 +147,8 @@ def test_extend_when_it_is_cut_short_while_it_is_shown_then_all_rows_are_there_a
     run(cut_short())
     world.reopen()
     restored = world.stores.get("r").get_table()
-    assert restored.list_live_rows().tolist() == list(range(NUM_ROWS))
-    assert restored.inserts == NUM_ROWS
+    assert restored.state.list_live_rows().tolist() == list(range(NUM_ROWS))
+    assert restored.totals.inserts == NUM_ROWS
     assert world.answers.find_answer(session.client_id, 7) is not None
     world.reopen()  # what completed it is on record no more
     assert world.db.scan("pending", b"long-commit-") == []
@@ -161,13 +162,13 @@ def test_extend_when_it_is_cut_short_before_its_record_then_no_row_is_there(
 
     async def cut_short() -> None:
         task = await until(lambda: bool(table.columns.sequence[0]), extend(world, store, NUM_ROWS))
-        assert not table.num_coming
+        assert not table.state.num_coming
         await leave(task)
 
     run(cut_short())
     world.reopen()
     restored = world.stores.get("r").get_table()
-    assert (len(restored), restored.inserts) == (0, 0)
+    assert (len(restored), restored.totals.inserts) == (0, 0)
     run(extend(world, world.stores.get("r"), NUM_ROWS))
     assert len(world.stores.get("r").get_table()) == NUM_ROWS
 
@@ -185,8 +186,8 @@ def test_extend_when_another_comes_while_it_is_shown_then_both_are_there_and_no_
         await task
 
     run(both())
-    assert (len(table), table.inserts) == (NUM_ROWS + 3, NUM_ROWS + 3)
-    assert len(np.unique(table.columns.sequence[table.list_live_rows()])) == NUM_ROWS + 3
+    assert (len(table), table.totals.inserts) == (NUM_ROWS + 3, NUM_ROWS + 3)
+    assert len(np.unique(table.columns.sequence[table.state.list_live_rows()])) == NUM_ROWS + 3
 
 
 def test_extend_when_others_come_while_it_gets_its_rows_then_they_wait_for_it(
@@ -196,8 +197,8 @@ def test_extend_when_others_come_while_it_gets_its_rows_then_they_wait_for_it(
 
     async def all_three() -> list[control_pb2.Done]:
         first = await until(lambda: table.ring.num_reserved > 0, extend(world, store, NUM_ROWS))
-        assert table.reserve(1) is None
-        assert table.count_claimable(8) == 0
+        assert table.arrivals.reserve(1) is None
+        assert table.arrivals.count_claimable(8) == 0
         others = [extend(world, store, num_rows, request=num) for num, num_rows in ((2, 3), (3, NUM_ROWS))]
         return list(await asyncio.gather(first, *others))
 
@@ -205,7 +206,7 @@ def test_extend_when_others_come_while_it_gets_its_rows_then_they_wait_for_it(
     rows = np.concatenate([decode_rows(each.indices) for each in done])
     assert len(table) == CAPACITY
     assert len(rows) == 2 * NUM_ROWS + 3
-    assert (table.inserts, table.ring.num_reserved) == (2 * NUM_ROWS + 3, 0)
+    assert (table.totals.inserts, table.ring.num_reserved) == (2 * NUM_ROWS + 3, 0)
 
 
 def test_extend_when_rows_are_held_too_long_then_it_gives_back_what_it_had(
@@ -219,13 +220,13 @@ def test_extend_when_rows_are_held_too_long_then_it_gives_back_what_it_had(
         task = await until(
             lambda: table.ring.num_reserved > 0, extend(world, store, NUM_ROWS, request=3, timeout_s=0.3)
         )
-        table.hold(table.list_live_rows())
+        table.state.hold(table.state.list_live_rows())
         with pytest.raises(DeadlineExceededError):
             await task
 
     run(too_late())
     assert (table.ring.num_reserved, table.ring.num_holes) == (0, PIECE_ROWS)
-    table.let_go(table.ring.select_held(RowSet.run(0, CAPACITY)).rows)
+    table.state.let_go(table.ring.select_held(RowSet.run(0, CAPACITY)).rows)
     run(extend(world, store, NUM_ROWS, request=4))
     assert len(table) == CAPACITY
 
@@ -274,8 +275,8 @@ def test_state_when_rows_have_arrived_and_are_not_on_record_then_it_lists_them(
 
     async def scenario() -> None:
         task = await until(lambda: bool(table.columns.sequence[0]), extend(world, store, NUM_ROWS))
-        assert table.get_state()["arriving"] == [(NO_SEQUENCE, to_last_sequence(PIECE_ROWS))]
+        assert table.state.get_state()["arriving"] == [(NO_SEQUENCE, to_last_sequence(PIECE_ROWS))]
         await task
 
     run(scenario())
-    assert "arriving" not in table.get_state()
+    assert "arriving" not in table.state.get_state()

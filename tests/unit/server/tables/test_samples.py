@@ -121,7 +121,7 @@ def test_sample_when_rows_may_be_had_once_then_they_go_after_they_were_sent(worl
     assert (len(table), int(table.columns.times_sampled.sum())) == (4, 0)
     found = sample(world, run, made, 2)
     assert (found["a"], found["times_sampled"]) == ([10, 11], [1, 1])
-    assert table.list_live_rows().tolist() == [2, 3]
+    assert table.state.list_live_rows().tolist() == [2, 3]
     assert extend(world, run, made, rows(20, 2)) == [0, 1]
 
 

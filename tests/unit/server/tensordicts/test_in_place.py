@@ -371,7 +371,7 @@ def test_write_when_rows_of_a_table_are_lost_then_they_are_not_drawn_and_reserve
     async def scenario() -> None:
         async with LocalPeer(world) as stopped:
             await lose(stopped)
-            plan = table.get_table().draw_sample(2, rng=np.random.default_rng())
+            plan = table.get_table().samples.draw_sample(2, rng=np.random.default_rng())
             assert plan is not None
             assert plan.rows.tolist() == [0, 3]
             info = table.get_table().info()

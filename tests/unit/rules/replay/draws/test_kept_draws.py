@@ -13,6 +13,7 @@ from tdserve.rules.replay.rank_draws import RankDraw, plan_share
 from tdserve.rules.replay.remover import Lifo, LowestPriority, Remover
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
+from tdserve.rules.replay.table_state import TableState
 from tests.unit.rules.replay.tables import clear, delete, numbers, planned, rng, table_of, write
 
 TWO = DrawTerms(2, 2, PLAIN)
@@ -80,7 +81,7 @@ def test_find_when_on_other_terms_then_the_error_has_words_of_the_caller(
     kept: DrawTerms, asked: DrawTerms, words: str
 ) -> None:
     draws, no_rows = KeptDraws("replay"), np.empty(0, np.int64)
-    draws.keep(KeptDraw(3, kept, no_rows, no_rows, {}, no_rows, no_rows), table_of(1))
+    draws.keep(KeptDraw(3, kept, no_rows, no_rows, {}, no_rows, no_rows), table_of(1).state)
     with pytest.raises(InvalidRequestError) as raised:
         draws.find(3, asked)
     assert words in str(raised.value)
@@ -123,10 +124,10 @@ def test_extend_when_rows_are_drawn_then_they_are_not_overwritten() -> None:
 def test_extend_when_it_needs_rows_of_a_draw_then_waits_until_all_ranks_go_on() -> None:
     table = full_table(4)
     drawn(table, 0)
-    assert table.reserve(4) is None
-    assert "4 are kept for the ranks of a step" in table.explain_extend(1)
+    assert table.arrivals.reserve(4) is None
+    assert "4 are kept for the ranks of a step" in table.arrivals.explain_extend(1)
     assert not table.draws.note_asked(0, 1, 2)
-    assert table.reserve(4) is None
+    assert table.arrivals.reserve(4) is None
     assert table.draws.note_asked(1, 1, 2)
     assert len(write(table, 1)) == 1
     with pytest.raises(StepForgottenError, match=r"kept are: none.*step=1 "):
@@ -138,13 +139,13 @@ def test_extend_when_a_draw_comes_between_its_parts_then_gets_the_others_once_th
     parts: dict[str, Any],
 ) -> None:
     table = full_table(**parts)
-    assert table.begin_reserving(7)
-    assert table.reserve_part(3) is not None
+    assert table.arrivals.begin_reserving(7)
+    assert table.arrivals.reserve_part(3) is not None
     drawn(table, 0)
-    assert table.reserve_part(4) is None
+    assert table.arrivals.reserve_part(4) is None
     assert len(table.draws) == 1
     go_on(table, 1)
-    last = table.reserve_part(4)
+    last = table.arrivals.reserve_part(4)
     assert last is not None
     assert len(last) == 4
     assert (len(table.draws), table.ring.num_reserved) == (0, 7)
@@ -161,8 +162,8 @@ def test_forget_when_rows_were_spent_then_they_leave_and_were_not_counted_before
     table = full_table(max_times_sampled=1)
     drawn(table, 0)
     assert (len(table), table.counts.num_rows, table.draws.num_spent) == (4, 4, 4)
-    assert table.draw_sample(8, rng=rng(), is_apart=True) is None
-    table.draws.forget_all(table)
+    assert table.samples.draw_sample(8, rng=rng(), is_apart=True) is None
+    table.draws.forget_all(table.state)
     assert (len(table), len(table.ring.list_live_rows()), len(table.ring.pins)) == (4, 4, 0)
 
 
@@ -171,10 +172,10 @@ def test_forget_when_another_draw_has_a_spent_row_then_it_leaves_with_that() -> 
     later = drawn(table, 2)
     drawn(table, 1)  # spends what the draw of a later step has too
     go_on(table, 2)
-    assert table.draws.forget_over(table)
+    assert table.draws.forget_over(table.state)
     assert plan_share(table, later, 0).rows.tolist() == later.rows[[0, 2]].tolist()
     go_on(table, 3)
-    assert table.draws.forget_over(table)
+    assert table.draws.forget_over(table.state)
     assert len(table.ring.list_live_rows()) == 0
 
 
@@ -183,20 +184,20 @@ def test_forget_when_two_draws_have_a_row_then_it_is_pinned_until_the_second() -
     drawn(table, 0)
     drawn(table, 1)
     go_on(table, 1)
-    assert table.draws.forget_over(table)
+    assert table.draws.forget_over(table.state)
     assert len(table.ring.pins) == 4
     go_on(table, 2)
-    assert table.draws.forget_over(table)
+    assert table.draws.forget_over(table.state)
     assert len(table.ring.pins) == 0
 
 
 def test_forget_when_new_run_then_steps_begin_at_zero() -> None:
     table = full_table()
     drawn(table, 5)
-    table.draws.forget_all(table)
+    table.draws.forget_all(table.state)
     with pytest.raises(StepForgottenError):
         table.draws.find(5, TWO)
-    table.draws.forget_all(table, restarts=True)
+    table.draws.forget_all(table.state, restarts=True)
     assert table.draws.find(5, TWO) is None
 
 
@@ -212,7 +213,7 @@ def test_find_when_another_run_asks_then_its_steps_are_its_own() -> None:
     second = drawn(table, 0, of_run("b"))
     assert table.draws.find(5, of_run("a")) is first
     assert table.draws.find(0, of_run("b")) is second
-    table.draws.forget_all(table)
+    table.draws.forget_all(table.state)
     with pytest.raises(StepForgottenError):
         table.draws.find(5, of_run("a"))
     assert table.draws.find(5, of_run("b")) is None
@@ -264,7 +265,7 @@ def test_delete_when_a_row_is_drawn_then_its_place_is_used_again_and_its_share_e
     again = drawn(table, 1)
     table.draws.note_asked(0, 1, 2)
     table.draws.note_asked(1, 1, 2)
-    table.draws.forget_over(table)
+    table.draws.forget_over(table.state)
     assert table.ring.pins.contains(again.rows).all(), "the row of the place belongs to another draw"
 
 
@@ -284,7 +285,7 @@ def test_evict_when_the_least_important_rows_are_drawn_then_others_go() -> None:
     kept = [row for row in range(4) if row != pinned]
     assert [write(table, 1, priorities=np.full(1, 9.0))[0] for _ in range(3)] == kept
     go_on(table, 1, 1)
-    table.draws.forget_over(table)
+    table.draws.forget_over(table.state)
     table.update_priority(numbers(pinned), np.zeros(1), None)
     assert write(table, 1, priorities=np.full(1, 9.0)) == [pinned]
 
@@ -299,8 +300,8 @@ def test_evict_when_a_draw_or_a_sample_was_undone_then_its_rows_make_room_again(
             made.undo()
     under_way = planned(table, 8, is_apart=True)  # has them for the last time while the draw of step 0 is forgotten
     go_on(table, 1)
-    assert table.draws.forget_over(table)
-    table.undo(under_way)
+    assert table.draws.forget_over(table.state)
+    table.samples.undo(under_way)
     assert len(table) == 8
     assert sorted(write(table, 8)) == list(range(8))
 
@@ -308,9 +309,9 @@ def test_evict_when_a_draw_or_a_sample_was_undone_then_its_rows_make_room_again(
 def test_evict_when_an_undone_sample_has_rows_of_a_draw_then_they_stay() -> None:
     table = full_table(4, remover=Lifo(), max_times_sampled=2)
     draw = drawn(table, 0, DrawTerms(1, 1, PLAIN))
-    table.undo(planned(table, 4, is_apart=True))
+    table.samples.undo(planned(table, 4, is_apart=True))
     assert sorted(write(table, 3)) == [row for row in range(4) if row != int(draw.rows[0])]
-    assert table.reserve(4) is None
+    assert table.arrivals.reserve(4) is None
 
 
 def restarted(table: Table, draws: list[KeptDraw]) -> Table:
@@ -318,14 +319,13 @@ def restarted(table: Table, draws: list[KeptDraw]) -> Table:
     capacity = table.ring.capacity
     generations = table.plan_rows(np.arange(capacity), {}).generations
     columns = {"sequence": table.columns.sequence, "times_sampled": table.columns.times_sampled}
-    found = Table.restore(
-        "replay",
-        generations,
-        Settings(max_times_sampled=table.settings.max_times_sampled),
-        table.get_state(),
-        make_column=lambda name, dtype, shape: columns.get(name, np.zeros(shape, dtype)),
-    )
-    found.draws.restore([KeptDraw.from_bytes(draw.to_bytes()) for draw in draws], found)
+    settings, state = Settings(max_times_sampled=table.settings.max_times_sampled), table.state.get_state()
+
+    def make(name: str, dtype: Any, shape: tuple[int, ...]) -> Any:
+        return columns.get(name, np.zeros(shape, dtype))
+
+    found = Table(TableState.restore("replay", generations, settings, state, make_column=make))
+    found.draws.restore([KeptDraw.from_bytes(draw.to_bytes()) for draw in draws], found.state)
     return found
 
 
@@ -352,7 +352,7 @@ def test_restore_when_a_row_has_gone_then_only_its_share_ends() -> None:
     assert plan_share(again, found, 0).rows.tolist() == plan_share(table, draws[0], 0).rows.tolist()
     with pytest.raises(WrongStateError, match="1 of its"):
         plan_share(again, found, 1)
-    again.draws.forget_all(again)
+    again.draws.forget_all(again.state)
     assert len(again.ring.pins) == 0
 
 
@@ -381,7 +381,7 @@ def test_restore_when_one_row_has_gone_then_the_others_that_were_spent_leave() -
     delete(table, once[:1])
     again = restarted(table, draws)
     assert (len(table), len(again)) == (3, 3)
-    plan = again.draw_sample(3, rng=rng())
+    plan = again.samples.draw_sample(3, rng=rng())
     assert plan is not None
     assert set(plan.rows.tolist()) <= set(once[1:].tolist())
 
@@ -390,7 +390,7 @@ def test_forget_when_another_draw_has_the_spent_rows_then_it_is_to_be_recorded_w
     table = full_table(4, max_times_sampled=2)
     kept, forgotten = drawn(table, 1), drawn(table, 0)
     go_on(table, 1)
-    assert table.draws.forget_over(table)
+    assert table.draws.forget_over(table.state)
     assert table.draws.list_changed() == [kept]
     assert sorted(kept.spent.tolist()) == sorted(forgotten.rows.tolist())
     assert len(restarted(table, [kept])) == 0

@@ -13,11 +13,12 @@ from tdserve.rules.replay.plans import Arrival
 from tdserve.rules.replay.row_indexes import row_order
 from tdserve.rules.replay.row_indexes.row_order import to_place
 from tdserve.rules.replay.table import Table
+from tdserve.rules.replay.table_state import TableState
 from tests.unit.rules.replay.tables import clear, delete, numbers, reserve, small_table, table_of, write
 
 
 def list_continuing(table: Table) -> list[int]:
-    rows = table.list_live_rows()
+    rows = table.state.list_live_rows()
     found: list[int] = rows[table.get_sequences(rows) & 1 == 0].tolist()
     return found
 
@@ -46,12 +47,12 @@ def test_continuing_when_other_rows_are_committed_in_between_then_those_of_one_b
     first, other, last = (reserve(table, 2) for _ in range(3))
     table.ring.abort(last)
     for reservation, writer in ((first, "a"), (other, "b")):
-        table.arrive(reservation.rows, Arrival(writer=writer))
-        table.commit(reservation)
+        table.arrivals.arrive(reservation.rows, Arrival(writer=writer))
+        table.arrivals.commit(reservation)
     halves = [reserve(table, 2) for _ in range(4)]
     for place, writer in ((0, "a"), (2, "b"), (1, "a"), (3, "b")):
-        table.arrive(halves[place].rows, Arrival(writer=writer))
-        table.commit(halves[place])
+        table.arrivals.arrive(halves[place].rows, Arrival(writer=writer))
+        table.arrivals.commit(halves[place])
     assert list_continuing(table) == [1, 3, 5, 6, 7, 9, 10, 11]
 
 
@@ -91,10 +92,12 @@ def test_continuing_when_restored_then_as_before_and_no_writer_goes_on() -> None
     def make_column(name: str, dtype: Any, shape: Any) -> Any:
         return kept.setdefault(name, np.zeros(shape, dtype))
 
-    table = Table("replay", 8, generations, small_table().settings, make_column=make_column)
+    table = Table(TableState("replay", 8, generations, small_table().settings, make_column=make_column))
     write(table, 2, writer="a")
     write(table, 2, writer="b")
-    restored = Table.restore("replay", generations, table.settings, table.get_state(), make_column=make_column)
+    restored = Table(
+        TableState.restore("replay", generations, table.settings, table.state.get_state(), make_column=make_column)
+    )
     write(restored, 2, writer="b")
     assert list_continuing(restored) == [1, 3, 5]
     assert to_place(kept["sequence"][:6]).tolist() == [1, 2, 3, 4, 5, 6]
@@ -108,12 +111,12 @@ def test_continuing_when_there_are_too_many_writers_then_those_that_wrote_last_g
     blocks = [[reserve(table, 1) for _ in range(2)] for _ in range(3)]
     for step in range(2):
         for place in ((0, 1, 2), (2, 1, 0))[step]:
-            table.arrive(blocks[place][step].rows, Arrival(writer=place))
-            table.commit(blocks[place][step])
+            table.arrivals.arrive(blocks[place][step].rows, Arrival(writer=place))
+            table.arrivals.commit(blocks[place][step])
     assert list_continuing(table) == [3, 5]
 
 
-@pytest.mark.parametrize("empties", [clear, lambda table: delete(table, table.list_live_rows())])
+@pytest.mark.parametrize("empties", [clear, lambda table: delete(table, table.state.list_live_rows())])
 def test_ring_when_it_was_emptied_in_the_middle_of_a_round_then_the_newest_rows_stay(
     empties: Callable[[Table], Any],
 ) -> None:
@@ -124,7 +127,7 @@ def test_ring_when_it_was_emptied_in_the_middle_of_a_round_then_the_newest_rows_
     before = table.order.last_sequence
     for _ in range(6):
         write(table, 5)
-    live = table.list_live_rows()
+    live = table.state.list_live_rows()
     assert len(live) == 20
     places = np.sort(table.columns.sequence[live] - before) // 2
     assert places.tolist() == [*range(places[0], places[0] + 20)]

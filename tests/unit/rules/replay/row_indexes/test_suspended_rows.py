@@ -8,6 +8,7 @@ import pytest
 from tdserve.rules.replay.limiter import Queue
 from tdserve.rules.replay.settings import Settings
 from tdserve.rules.replay.table import Table
+from tdserve.rules.replay.table_state import TableState
 from tests.unit.rules.replay.tables import delete, numbers, table_of, write
 
 
@@ -28,20 +29,20 @@ def figures(table: Table) -> tuple[int, dict[str, int]]:
 
 def test_figures_when_rows_are_being_written_then_as_before_and_after(table: Table) -> None:
     assert figures(table) == (2, {"a": 3, "b": 4})
-    written = table.hold(numbers(0, 2, 3))
+    written = table.state.hold(numbers(0, 2, 3))
     assert figures(table) == (2, {"a": 3, "b": 4})
     table.ring.hide(written)
     assert figures(table) == (2, {"a": 3, "b": 4})
-    table.show(written, [1])
-    table.let_go(written)
+    table.state.show(written, [1])
+    table.state.let_go(written)
     assert figures(table) == (1, {"a": 3, "b": 4})
 
 
 def test_figures_when_a_row_leaves_while_it_is_being_written_then_without_it(table: Table) -> None:
-    written = table.hold(numbers(0, 2))
+    written = table.state.hold(numbers(0, 2))
     assert delete(table, numbers(0)) == 1
     assert figures(table) == (1, {"a": 2, "b": 3})
-    table.let_go(written)
+    table.state.let_go(written)
     assert figures(table) == (1, {"a": 2, "b": 3})
     assert delete(table, numbers(1, 2, 3)) == 3
     assert figures(table) == (0, {"a": 0, "b": 0})
@@ -51,10 +52,10 @@ def test_figures_when_a_restart_has_cut_a_write_short_then_its_rows_count_until_
     generations = np.array([3, 2, 2, 0])
     state = {"cursor": 3, "inserts": 3, "consumers": ["a"]}
     settings = Settings(limiter=Queue(4), consumers=("a",))
-    table = Table.restore("replay", generations, settings, state, held=numbers(0))
+    table = Table(TableState.restore("replay", generations, settings, state, held=numbers(0)))
     assert table.selectors.count_backlog() == {"a": 3}
-    table.show(numbers(0), [0])
-    table.let_go(numbers(0))
+    table.state.show(numbers(0), [0])
+    table.state.let_go(numbers(0))
     assert table.selectors.count_backlog() == {"a": 3}
     assert delete(table, numbers(0)) == 1
     assert table.selectors.count_backlog() == {"a": 2}

@@ -86,13 +86,13 @@ def test_settings_when_a_sampler_adds_an_unknown_key_then_not_supported(monkeypa
 def test_sample_when_by_a_new_sampler_then_drawn_by_it() -> None:
     table = table_of(8, sampler=Every(step=3))
     write(table, 7)
-    assert table.draw_sample(4, rng=rng()) is None
-    plan = table.draw_sample(3, rng=rng())
+    assert table.samples.draw_sample(4, rng=rng()) is None
+    plan = table.samples.draw_sample(3, rng=rng())
     assert plan is not None
     assert plan.rows.tolist() == [0, 3, 6]
     assert plan.columns["priority"].tolist() == [1.0] * 3
     delete(table, np.asarray([0]))
-    plan = table.draw_sample(2, rng=rng())
+    plan = table.samples.draw_sample(2, rng=rng())
     assert plan is not None
     assert plan.rows.tolist() == [1, 4]
 
