@@ -243,7 +243,7 @@ class SharedNumbers:
             if uncommitted is None:
                 return None
         found = self._draw_committed(generations, num_rows, rng=rng)
-        return found if found is None or uncommitted is None else self._mix(found, uncommitted, rng=rng)
+        return found if found is None or uncommitted is None else self._mix_in_uncommitted(found, uncommitted, rng=rng)
 
     def _draw_committed(self, generations: Rows, num_rows: int, *, rng: np.random.Generator) -> FoundRows | None:
         numbers = self._numbers
@@ -260,7 +260,9 @@ class SharedNumbers:
             rows[missing], found[missing] = again, generations[again]
         return None
 
-    def _mix(self, found: FoundRows, uncommitted: UncommittedRows, *, rng: np.random.Generator) -> FoundRows:
+    def _mix_in_uncommitted(
+        self, found: FoundRows, uncommitted: UncommittedRows, *, rng: np.random.Generator
+    ) -> FoundRows:
         """Replaces as many of some drawn rows by uncommitted ones as gives each live row the same probability."""
         num_uncommitted = len(uncommitted.rows)
         if not num_uncommitted:

@@ -69,7 +69,7 @@ class Drawing:
                     self.undo(draw.drawn.rows, draw.spent)
                 return None
             draws.append(found)
-        return draws[0] if num_batches == 1 else Draw(_join([each.drawn for each in draws]), _join_spent(draws))
+        return draws[0] if num_batches == 1 else Draw(_join_drawn([each.drawn for each in draws]), _join_spent(draws))
 
     def draw_distinct(
         self, selector: Selector, num_rows: int, *, rng: np.random.Generator, num_total: int = 0
@@ -130,7 +130,7 @@ class Drawing:
             over = chosen[self._columns.times_sampled[chosen] >= self._max_times]
             self._selectors.leave(over)
             spent.append(over)
-        return Draw(pieces[0] if len(pieces) == 1 else _join(pieces), np.concatenate(spent))
+        return Draw(pieces[0] if len(pieces) == 1 else _join_drawn(pieces), np.concatenate(spent))
 
     def _count(self, drawn: Drawn) -> Drawn:
         rows, columns = drawn
@@ -161,7 +161,7 @@ def _take_different(selector: Selector, num_rows: int, rng: np.random.Generator,
         num_total -= len(kept.rows)
         pieces.append(kept)
         missing -= len(kept.rows)
-    return pieces[0] if len(pieces) == 1 else _join(pieces)
+    return pieces[0] if len(pieces) == 1 else _join_drawn(pieces)
 
 
 def _count_occurrences(rows: Rows) -> NDArray[np.int64]:
@@ -181,7 +181,7 @@ def _join_rows(pieces: list[Drawn]) -> Rows:
     return np.concatenate([piece.rows for piece in pieces]) if pieces else NO_ROWS
 
 
-def _join(pieces: list[Drawn]) -> Drawn:
+def _join_drawn(pieces: list[Drawn]) -> Drawn:
     keys = pieces[0].columns
     return Drawn(_join_rows(pieces), {key: np.concatenate([piece.columns[key] for piece in pieces]) for key in keys})
 

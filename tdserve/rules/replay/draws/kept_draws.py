@@ -145,7 +145,7 @@ class KeptDraws:
         self._draws[run, draw.step] = draw
         self._horizons[run] = self._horizons.pop(run, BEFORE_FIRST)  # behind all others
         if len(self._draws) > MAX_KEPT_DRAWS:
-            self._forget(next(iter(self)), rows)
+            self._forget_draw(next(iter(self)), rows)
         if len(self._horizons) > MAX_RUNS:
             used = {run for run, _ in self._draws}
             del self._horizons[next(run for run in self._horizons if run not in used)]
@@ -184,17 +184,17 @@ class KeptDraws:
         first = next(iter(self), None)
         if first is None or not first.is_over:
             return False
-        self._forget(first, rows)
+        self._forget_draw(first, rows)
         return True
 
     def forget_all(self, rows: PinnableRows, *, restarts: bool = False) -> None:
         """Forgets all draws; with ``restarts`` every run may begin at step 0."""
         for draw in self:
-            self._forget(draw, rows)
+            self._forget_draw(draw, rows)
         if restarts:
             self._horizons.clear()
 
-    def _forget(self, draw: KeptDraw, rows: PinnableRows) -> None:
+    def _forget_draw(self, draw: KeptDraw, rows: PinnableRows) -> None:
         """Forgets a draw. Rows that it spent leave the table, or do so with another draw that has them."""
         del self._draws[draw.terms.run, draw.step]
         self._note_forgotten(draw)

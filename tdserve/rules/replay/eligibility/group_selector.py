@@ -92,7 +92,7 @@ class GroupSelector(Selector):
         if (self._group[rows] != _NONE).any():
             raise LocalProtocolError(reason="a row that may be drawn was added again")
         ids, place, counts = np.unique(self._group_ids[rows], return_inverse=True, return_counts=True)
-        groups = self._find_number(ids)
+        groups = self._number_groups(ids)
         sequence = self._columns.sequence
         rows = rows[np.lexsort((sequence[rows], place))]
         ends = np.cumsum(counts)
@@ -152,7 +152,7 @@ class GroupSelector(Selector):
         groups = self._complete.draw_others(rng, num_rows // self._size, num_drawn=num_drawn // self._size)
         return Drawn(self._find_oldest(groups), {})
 
-    def _find_number(self, ids: NDArray[np.int64]) -> Rows:
+    def _number_groups(self, ids: NDArray[np.int64]) -> Rows:
         """Returns the numbers of the groups of these values, each named once; a new one for each without members."""
         groups = []
         for value in ids.tolist():
@@ -192,11 +192,11 @@ class GroupSelector(Selector):
             self._sort(np.array([group]), np.flatnonzero(self._group[:-1] == group)[:, None])
         short = unsorted[~is_long]
         if len(short):
-            self._sort(short, self._walk(short, int(self._num_rows[short].max())))
-        oldest: Rows = self._walk(groups, self._size).T.ravel()
+            self._sort(short, self._list_linked_members(short, int(self._num_rows[short].max())))
+        oldest: Rows = self._list_linked_members(groups, self._size).T.ravel()
         return oldest
 
-    def _walk(self, groups: Rows, num_steps: int) -> Rows:
+    def _list_linked_members(self, groups: Rows, num_steps: int) -> Rows:
         """Returns the first rows of each group by their links, a column per group; -1 behind the last."""
         walked: Rows = np.empty((num_steps, len(groups)), np.int64)
         walked[0] = self._first[groups]

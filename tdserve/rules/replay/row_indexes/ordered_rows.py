@@ -160,7 +160,7 @@ class OrderedRows:
         if num_alive == span:
             whole: Rows = rows.copy()
             return whole
-        self._forget(rows[~is_alive], sequences[~is_alive])
+        self._drop_entries(rows[~is_alive], sequences[~is_alive])
         alive: Rows = rows[is_alive]
         alive_sequences: Rows = sequences[is_alive]
         if is_back:
@@ -207,7 +207,7 @@ class OrderedRows:
         rows = np.concatenate([chunk.rows[chunk.start : chunk.end] for chunk in chunks])
         sequences = np.concatenate([chunk.sequences[chunk.start : chunk.end] for chunk in chunks])
         is_alive = self._member[rows] == sequences
-        self._forget(rows[~is_alive], sequences[~is_alive])
+        self._drop_entries(rows[~is_alive], sequences[~is_alive])
         rows, sequences = rows[is_alive], sequences[is_alive]
         order = np.argsort(sequences, kind="stable")
         return rows[order], sequences[order]
@@ -240,7 +240,7 @@ class OrderedRows:
             self._swept_run, self._next_swept = self._swept_run + 1, 0
         return None
 
-    def _forget(self, rows: Rows, sequences: Rows) -> None:
+    def _drop_entries(self, rows: Rows, sequences: Rows) -> None:
         self._num_entries -= len(rows)
         self._entry[rows[self._entry[rows] == sequences]] = _ABSENT
 

@@ -180,9 +180,9 @@ class _Minima:
         self.levels[0].reshape(-1)[entries] = numbers
         for num_level, above in enumerate(self.levels[1:]):
             entries = sort_unique(entries >> _SHIFT)
-            above.reshape(-1)[entries] = self._join(num_level, entries)
+            above.reshape(-1)[entries] = self._combine_blocks(num_level, entries)
 
-    def _join(self, num_level: int, blocks: Rows) -> NDArray[Any]:
+    def _combine_blocks(self, num_level: int, blocks: Rows) -> NDArray[Any]:
         smallest: NDArray[Any] = self.levels[num_level].take(blocks, axis=0).min(axis=1)
         return smallest
 
@@ -205,7 +205,7 @@ class _Sums(_Minima):
         super().put(entries, numbers)
         np.add.accumulate(self.top, out=self.top_ends)
 
-    def _join(self, num_level: int, blocks: Rows) -> NDArray[Any]:
+    def _combine_blocks(self, num_level: int, blocks: Rows) -> NDArray[Any]:
         block_ends = np.add.accumulate(self.levels[num_level].take(blocks, axis=0), axis=1)
         self.ends[num_level][blocks] = block_ends
         return block_ends[:, -1]

@@ -48,8 +48,8 @@ class SortedOrder:
     """A few rows in random order, sorted by a random number each: every order has the same probability."""
 
     def __init__(self, num_rows: int, *, seed: int, epoch: int) -> None:
-        (key,) = _make_keys(1, seed, epoch, num_rows)
-        self._order: Rows = np.argsort(_mix(np.arange(num_rows, dtype=np.uint64), key), kind="stable")
+        (key,) = _derive_keys(1, seed, epoch, num_rows)
+        self._order: Rows = np.argsort(_mix_words(np.arange(num_rows, dtype=np.uint64), key), kind="stable")
 
     def list_rows(self, start: int, stop: int) -> Rows:
         """See :class:`EpochOrder`."""
@@ -67,7 +67,7 @@ class EncipheredOrder:
         num_bits = max((num_rows - 1).bit_length(), 2)
         self._num_rows = num_rows
         self._bits = num_bits // 2, num_bits - num_bits // 2
-        self._keys = _make_keys(NUM_ROUNDS, seed, epoch, num_rows)
+        self._keys = _derive_keys(NUM_ROUNDS, seed, epoch, num_rows)
 
     def list_rows(self, start: int, stop: int) -> Rows:
         """See :class:`EpochOrder`."""
@@ -83,7 +83,7 @@ class EncipheredOrder:
         high, low = self._bits
         for key in self._keys:
             left, right = words >> np.uint64(low), words & np.uint64((1 << low) - 1)
-            words = (right << np.uint64(high)) | (left ^ (_mix(right, key) & np.uint64((1 << high) - 1)))
+            words = (right << np.uint64(high)) | (left ^ (_mix_words(right, key) & np.uint64((1 << high) - 1)))
             high, low = low, high
         return words
 
@@ -103,14 +103,14 @@ def compute_share(num_rows: int, *, rank: int, world_size: int) -> range:
     return range(num_rows * rank // world_size, num_rows * (rank + 1) // world_size)
 
 
-def _make_keys(num_keys: int, *parts: int) -> list[np.uint64]:
+def _derive_keys(num_keys: int, *parts: int) -> list[np.uint64]:
     """Returns random words that are a function of some integers, however large."""
     text = ",".join(map(str, parts)).encode()
     digest = hashlib.blake2b(text, digest_size=8 * num_keys).digest()
     return [np.uint64(word) for word in np.frombuffer(digest, "<u8")]
 
 
-def _mix(words: _Words, key: np.uint64) -> _Words:
+def _mix_words(words: _Words, key: np.uint64) -> _Words:
     """Maps each word to a random one: the finaliser of splitmix64."""
     with np.errstate(over="ignore"):
         mixed: _Words = words * np.uint64(0x9E3779B97F4A7C15) + key

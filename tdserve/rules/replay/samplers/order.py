@@ -97,7 +97,7 @@ class OrderSelector(Selector):
 
     def find_first(self, num_rows: int) -> Rows:
         """Returns the first rows in this order; all members if there are fewer."""
-        return self._find_next(num_rows, beyond=None)
+        return self._find_first_beyond(num_rows, beyond=None)
 
     def draw(self, num_rows: int, *, rng: np.random.Generator, num_drawn: int = 0, num_total: int = 0) -> Drawn | None:
         """Returns the first rows in this order; None if there are fewer.
@@ -109,13 +109,13 @@ class OrderSelector(Selector):
         check_distinct(num_total, self._capacity)
         if num_total - num_drawn > len(self):
             return None
-        rows = self._find_next(num_rows, beyond=self._last if num_drawn else None)
+        rows = self._find_first_beyond(num_rows, beyond=self._last if num_drawn else None)
         if len(rows) < num_rows:
             return None
         self._last = int(self._sequence[rows[-1]]) if num_rows else 0
         return Drawn(rows, {})
 
-    def _find_next(self, num_rows: int, *, beyond: int | None) -> Rows:
+    def _find_first_beyond(self, num_rows: int, *, beyond: int | None) -> Rows:
         """Returns the first rows behind this sequence; None: behind none."""
         find = self._rows.find_newest if self._is_newest_first else self._rows.find_oldest
         return find(num_rows, beyond=beyond)

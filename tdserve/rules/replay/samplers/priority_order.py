@@ -86,7 +86,7 @@ class PriorityOrder(Selector):
             raise LocalProtocolError(reason="a row that may be drawn was made so again")
         self._is_member[rows] = True
         self._num_rows += len(rows)
-        self._tree.set(rows, self._make_keys(rows))
+        self._tree.set(rows, self._make_order_keys(rows))
 
     def remove(self, rows: Rows) -> None:
         """Removes those rows that are members, each named once."""
@@ -98,7 +98,7 @@ class PriorityOrder(Selector):
     def update(self, rows: Rows) -> None:
         """Reads the priorities of those rows that are members again."""
         rows = rows[self._is_member[rows]]
-        self._tree.set(rows, self._make_keys(rows))
+        self._tree.set(rows, self._make_order_keys(rows))
 
     def find_first(self, num_rows: int) -> Rows:
         """Returns the first rows in this order; all members if there are fewer."""
@@ -114,23 +114,23 @@ class PriorityOrder(Selector):
         check_distinct(num_total, len(self._is_member))
         if num_total - num_drawn > len(self):
             return None
-        rows = self._find_next(num_rows, num_drawn) if num_drawn else self.find_first(num_rows)
+        rows = self._find_behind_last(num_rows, num_drawn) if num_drawn else self.find_first(num_rows)
         if len(rows) < num_rows:
             return None
-        self._last = self._make_keys(rows[-1:])
+        self._last = self._make_order_keys(rows[-1:])
         return Drawn(rows, {})
 
-    def _find_next(self, num_rows: int, num_drawn: int) -> Rows:
+    def _find_behind_last(self, num_rows: int, num_drawn: int) -> Rows:
         """Returns the first rows behind the last one that was drawn."""
         num_found = num_drawn + num_rows
         while True:
             rows = self.find_first(num_found)
-            behind: Rows = rows[self._make_keys(rows) > self._last]
+            behind: Rows = rows[self._make_order_keys(rows) > self._last]
             if len(behind) >= num_rows or num_found >= len(self):
                 return behind[:num_rows]
             num_found *= 2  # that many rows have come in front of it
 
-    def _make_keys(self, rows: Rows) -> NDArray[np.complex128]:
+    def _make_order_keys(self, rows: Rows) -> NDArray[np.complex128]:
         keys = np.empty(len(rows), np.complex128)
         keys.real, keys.imag = self._sign * self._priority[rows], self._sequence[rows]
         return keys

@@ -356,8 +356,8 @@ class SliceSelector(Selector):
         if self._is_pass_worth(len(heads), width):
             self._build_all()
             return
-        before = self._walk(self._trajectories.before, rows[heads], width)
-        after = self._walk(self._trajectories.after, rows[lasts], width)
+        before = self._follow_links(self._trajectories.before, rows[heads], width)
+        after = self._follow_links(self._trajectories.after, rows[lasts], width)
         num_after = (after != _NONE).sum(axis=0)
         num_own = lasts - heads + 1
         behind_row = np.repeat(lasts + num_after, num_own) - np.arange(len(rows))
@@ -383,12 +383,12 @@ class SliceSelector(Selector):
         if self._is_pass_worth(len(heads), width):
             self._build_all()
             return
-        before = self._walk(self._trajectories.before, rows[heads], width)
+        before = self._follow_links(self._trajectories.before, rows[heads], width)
         for length, starts in self._iter_lengths():
             near = before[: length - 1]
             starts.discard(np.concatenate((rows, near[near != _NONE])))
         if not self._setting.strict_length:
-            after = self._walk(self._trajectories.after, rows[lasts], width)
+            after = self._follow_links(self._trajectories.after, rows[lasts], width)
             num_after = (after != _NONE).sum(axis=0)
             for length, starts in self._iter_lengths():
                 starts.include(after[0, self._is_whole(rows[lasts], after, num_after, length) & (num_after > 0)])
@@ -456,7 +456,7 @@ class SliceSelector(Selector):
             origin = further
         return np.lexsort((distance, origin))
 
-    def _walk(self, links: Rows, rows: Rows, num_steps: int) -> Rows:
+    def _follow_links(self, links: Rows, rows: Rows, num_steps: int) -> Rows:
         """Returns the members along the links from each row, itself not included: ``[step, row]``, -1 from the first
         gap on. There are fewer steps if all end earlier, but at least one."""
         if len(rows) <= MAX_ALONE:
@@ -471,7 +471,7 @@ class SliceSelector(Selector):
         return found
 
     def _walk_alone(self, links: Rows, rows: Rows, num_steps: int) -> Rows:
-        """As :meth:`_walk`, from one row after the other."""
+        """As :meth:`_follow_links`, from one row after the other."""
         next_of, is_member = links.data, self._is_member.data  # which are indexed faster than arrays
         walks: list[list[int]] = []
         for row in rows.tolist():

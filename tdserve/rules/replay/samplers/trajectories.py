@@ -98,7 +98,7 @@ class Trajectories:
         before: Rows = np.full(len(rows), _NONE, np.int64)
         before[1:][is_joint] = rows[:-1][is_joint]
         lasts = np.append(heads[1:], len(rows)) - 1
-        before[heads] = self._move_tails(_find_number(writer, ids), own_ids, rows[lasts], ~is_end[lasts])
+        before[heads] = self._move_tails(_hash_writer(writer, ids), own_ids, rows[lasts], ~is_end[lasts])
         is_linked = before != _NONE
         self.before[rows] = before
         self.after[rows] = _NONE
@@ -114,7 +114,7 @@ class Trajectories:
         earlier = before[is_earlier]
         self.remove(rows)
         own_ids = np.zeros(len(earlier), np.int64) if ids is None else ids[is_earlier]
-        self._move_tails(_find_number(writer, ids), own_ids, earlier, np.ones(len(earlier), np.bool_))
+        self._move_tails(_hash_writer(writer, ids), own_ids, earlier, np.ones(len(earlier), np.bool_))
 
     def remove(self, rows: Rows) -> None:
         """Cuts the links of rows that have gone. The rows before and after them are linked no more, not even to each
@@ -202,6 +202,6 @@ class Trajectories:
         return before
 
 
-def _find_number(writer: Hashable, ids: NDArray[np.int64] | None) -> int:
+def _hash_writer(writer: Hashable, ids: NDArray[np.int64] | None) -> int:
     """Returns a number for a writer with or without ids, hardly ever that of another."""
     return hash((writer, ids is None))
