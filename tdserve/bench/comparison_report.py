@@ -13,7 +13,7 @@ from tdserve.bench.figures import Figure
 from tdserve.bench.fitted_table import TableColumn, print_fitted
 from tdserve.bench.machine_facts import Fact
 from tdserve.bench.report import format_amount
-from tdserve.cli.render import escape_unprintable
+from tdserve.cli.screen.render import escape_unprintable
 
 COLUMNS = (
     TableColumn("figure", 14),

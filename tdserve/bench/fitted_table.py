@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from tdserve.cli.render import print_whole
+from tdserve.cli.screen.render import print_whole
 
 MAX_TABLES = 3
 """A table is divided into this many at most. Where more would be needed, records read better."""

@@ -1,1 +1,7 @@
-"""The console script: one file per command, options and rendering shared. A command only asks, and shows the answer."""
+"""The console script. A command only asks, and shows the answer.
+
+``main`` is the command group; every command has a file of its own, in the room of its subject: ``stores`` (listing and
+deleting), ``rows``, ``files`` (copying in and out), ``figures`` (of servers), ``moves`` (of whole stores), ``serving``
+(running a server) and ``trying`` (demo, bench, guide). All share two rooms: ``shell`` (options, completion, exit codes)
+and ``screen`` (how answers look).
+"""

@@ -1,4 +1,4 @@
-"""The command group ``tdserve``. Errors become one line on stderr and an exit code: see ``exit_codes``."""
+"""The command group ``tdserve``. Errors become one line on stderr and an exit code: see ``shell/exit_codes``."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from collections.abc import Sequence
 import click
 
 from tdserve.base.errors import TDServeError
-from tdserve.cli.adopt import adopt
-from tdserve.cli.bench import bench
-from tdserve.cli.certs import certs
-from tdserve.cli.check_root import check
-from tdserve.cli.checkpoint import checkpoint
-from tdserve.cli.completion import completion
-from tdserve.cli.config_show import config
-from tdserve.cli.demo import demo
-from tdserve.cli.exit_codes import FAILED, INTERRUPTED, find_exit_code
-from tdserve.cli.get import get
-from tdserve.cli.guide import guide
-from tdserve.cli.head import head
-from tdserve.cli.health import health
-from tdserve.cli.import_rows import import_rows
-from tdserve.cli.info import info
-from tdserve.cli.keys import keys
-from tdserve.cli.lasting import fail_on_sigterm, is_lasting, print_error
-from tdserve.cli.ls import ls
-from tdserve.cli.put import put
-from tdserve.cli.rebalance import rebalance
-from tdserve.cli.render import to_one_line
-from tdserve.cli.restore import restore
-from tdserve.cli.rm import rm
-from tdserve.cli.serve import serve
-from tdserve.cli.sessions import sessions
-from tdserve.cli.soak import soak
-from tdserve.cli.stats import stats
-from tdserve.cli.tail import tail
-from tdserve.cli.token import token
-from tdserve.cli.top import top
-from tdserve.cli.version import version
-from tdserve.cli.version_list import versions
+from tdserve.cli.figures.sessions import sessions
+from tdserve.cli.figures.stats import stats
+from tdserve.cli.figures.top import top
+from tdserve.cli.files.adopt import adopt
+from tdserve.cli.files.get import get
+from tdserve.cli.files.import_rows import import_rows
+from tdserve.cli.files.put import put
+from tdserve.cli.moves.check_root import check
+from tdserve.cli.moves.checkpoint import checkpoint
+from tdserve.cli.moves.rebalance import rebalance
+from tdserve.cli.moves.restore import restore
+from tdserve.cli.rows.head import head
+from tdserve.cli.rows.tail import tail
+from tdserve.cli.screen.render import to_one_line
+from tdserve.cli.serving.certs import certs
+from tdserve.cli.serving.config_show import config
+from tdserve.cli.serving.health import health
+from tdserve.cli.serving.serve import serve
+from tdserve.cli.serving.token import token
+from tdserve.cli.shell.completion import completion
+from tdserve.cli.shell.exit_codes import FAILED, INTERRUPTED, find_exit_code
+from tdserve.cli.shell.lasting import fail_on_sigterm, is_lasting, print_error
+from tdserve.cli.stores.info import info
+from tdserve.cli.stores.keys import keys
+from tdserve.cli.stores.ls import ls
+from tdserve.cli.stores.rm import rm
+from tdserve.cli.stores.version_list import versions
+from tdserve.cli.trying.bench import bench
+from tdserve.cli.trying.demo import demo
+from tdserve.cli.trying.guide import guide
+from tdserve.cli.trying.soak import soak
+from tdserve.cli.trying.version import version
 
 COMMANDS = (
     serve,

@@ -31,7 +31,7 @@ from threading import Event
 
 import tdserve
 from tdserve.base.config import ClientConfig, TransportName
-from tdserve.cli.certs import make_authority, make_certificate
+from tdserve.cli.serving.certs import make_authority, make_certificate
 from tdserve.soak.activities import ACTIVITIES
 from tdserve.soak.check import Findings, check
 from tdserve.soak.killable_client import KillableClient

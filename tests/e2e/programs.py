@@ -5,7 +5,7 @@ from __future__ import annotations
 _CONNECT = """
 import itertools, torch, tdserve
 from tensordict import TensorDict
-from tdserve.cli.options import make_endpoint
+from tdserve.cli.shell.options import make_endpoint
 client = make_endpoint(None, None).connect(timeout_s=60.0)
 """
 
@@ -73,7 +73,7 @@ wait_for(is_filled, "room for one more")
 """Stores of a megabyte until there is no room; then room for one more, soon after one is deleted."""
 
 PROGRESS = f"""{_WAIT}
-from tdserve.cli.options import open_catalog_client
+from tdserve.cli.shell.options import open_catalog_client
 client = open_catalog_client(None, None)
 seen = lambda: (client.describe("transitions").inserts, client.describe("policy").version)
 before = seen()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tdserve.cli.exit_codes import FAILED, NO_ANSWER, REFUSED
+from tdserve.cli.shell.exit_codes import FAILED, NO_ANSWER, REFUSED
 from tests.e2e import programs
 from tests.e2e.conftest import MakeStack
 from tests.e2e.stack import docker, inspect

@@ -15,7 +15,7 @@ import grpc
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.tls import ALPN, TLS
-from tdserve.cli.certs import make_authority, make_certificate
+from tdserve.cli.serving.certs import make_authority, make_certificate
 from tdserve.control.credentials import ServerCertificates, open_grpc_channel
 from tests.fuzz.inputs import Inputs
 

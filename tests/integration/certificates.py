@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tdserve
-from tdserve.cli.certs import make_authority, make_certificate
+from tdserve.cli.serving.certs import make_authority, make_certificate
 
 HOSTS = ["localhost", "127.0.0.1"]
 

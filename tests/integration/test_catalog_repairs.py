@@ -15,8 +15,8 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.machine import read_boot_id
-from tdserve.cli.check_root import check
-from tdserve.cli.exit_codes import DAMAGED
+from tdserve.cli.moves.check_root import check
+from tdserve.cli.shell.exit_codes import DAMAGED
 from tdserve.store.database.catalog_db import CatalogDB, Table
 from tdserve.store.disk.checked_json import encode_checked
 from tests.processes import is_gone, wait_for

@@ -19,8 +19,8 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate")
 import tdserve  # noqa: E402
 from tdserve.base.config import DEFAULT_PORT, ClientConfig, ServerConfig  # noqa: E402
 from tdserve.base.server_options import parse_bytes  # noqa: E402
-from tdserve.cli.health import CHECK_TIMEOUT_S  # noqa: E402
 from tdserve.cli.main import cli  # noqa: E402
+from tdserve.cli.serving.health import CHECK_TIMEOUT_S  # noqa: E402
 from tdserve.client.cluster.membership import read_membership  # noqa: E402
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

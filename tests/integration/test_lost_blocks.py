@@ -10,8 +10,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.cli.exit_codes import DAMAGED
 from tdserve.cli.main import main
+from tdserve.cli.shell.exit_codes import DAMAGED
 
 pytestmark = pytest.mark.integration
 

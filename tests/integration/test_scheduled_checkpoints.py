@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.cli.certs import make_authority, make_certificate
+from tdserve.cli.serving.certs import make_authority, make_certificate
 from tests.integration.logged_server import run_server
 from tests.integration.token_files import TokenFile
 from tests.processes import START_TIMEOUT_S, children_of, is_gone, wait_for

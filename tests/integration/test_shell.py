@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.cli.exit_codes import NO_ANSWER, NOT_FOUND, REFUSED
 from tdserve.cli.main import main
+from tdserve.cli.shell.exit_codes import NO_ANSWER, NOT_FOUND, REFUSED
 from tests.integration.shell import Shell
 from tests.roots import make_quick_root
 

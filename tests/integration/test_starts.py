@@ -18,9 +18,9 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.cli.certs import make_authority, make_certificate
-from tdserve.cli.exit_codes import FAILED, NO_ANSWER, REFUSED
-from tdserve.cli.serve import serve
+from tdserve.cli.serving.certs import make_authority, make_certificate
+from tdserve.cli.serving.serve import serve
+from tdserve.cli.shell.exit_codes import FAILED, NO_ANSWER, REFUSED
 from tdserve.server.start_lines import READY_PREFIX
 from tests.processes import REPOSITORY, alarm, open_files, quiet_port
 

@@ -48,7 +48,7 @@ _PREPARED = {
     "tdserve.bench.child": ("tdserve.bench.runs", "tdserve.bench.floor_link", "tdserve.bench.workloads"),
     "tdserve.worker.fork_server": ("tdserve.worker.data_worker",),
     SERVER_MODULE: ("tdserve.server.serving",),
-    SHELL_MODULE: ("tdserve.cli.serve", SERVER_MODULE, "tdserve.server.serving"),
+    SHELL_MODULE: ("tdserve.cli.serving.serve", SERVER_MODULE, "tdserve.server.serving"),
 }
 """What modules import only once they are told what to do."""
 

@@ -33,7 +33,7 @@ sys.exit(main())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["tdserve.base.config", "tdserve.cli.main", "tdserve.cli.version"])
+@pytest.mark.parametrize("module", ["tdserve.base.config", "tdserve.cli.main", "tdserve.cli.trying.version"])
 def test_module_when_interrupted_while_it_imports_then_ends_without_a_traceback(module: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED.format(module=module)]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)

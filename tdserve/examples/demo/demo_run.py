@@ -14,8 +14,8 @@ from rich.console import Console
 import tdserve
 from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.machine import get_own_command
-from tdserve.cli.progress import show_step
-from tdserve.cli.render import print_json
+from tdserve.cli.screen.progress import show_step
+from tdserve.cli.screen.render import print_json
 from tdserve.examples.demo.demo_options import DemoOptions
 from tdserve.examples.demo.demo_stores import get_sizes
 from tdserve.examples.demo.learner import Learner, learn

@@ -16,7 +16,7 @@ from torch import nn
 
 import tdserve
 from tdserve.base.errors import DeadlineExceededError, ServerBusyError, TransportError
-from tdserve.cli.render import print_json
+from tdserve.cli.screen.render import print_json
 from tdserve.examples.demo.demo_options import DemoOptions
 from tdserve.examples.demo.demo_stores import POLICY, compute_checksum, get_sizes, open_stores
 from tdserve.examples.demo.dqn import LEARNING_RATE, MAX_GRADIENT_NORM, follow, loss, make_network

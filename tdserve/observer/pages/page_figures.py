@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tdserve.base.call_times import BOUNDS_S
-from tdserve.cli.leaf_table import make_cells
-from tdserve.cli.render import escape_unprintable
+from tdserve.cli.screen.leaf_table import make_cells
+from tdserve.cli.screen.render import escape_unprintable
 from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.client.session.catalog.structure_leaves import describe_leaves
 from tdserve.messages.store_figures import find_num_rows

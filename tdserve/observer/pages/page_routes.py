@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from tdserve.base.errors import InvalidRequestError, PermissionDeniedError, TDServeError
-from tdserve.cli.render import escape_unprintable, format_nbytes
+from tdserve.cli.screen.render import escape_unprintable, format_nbytes
 from tdserve.messages.store_kinds import name_counted_kind
 from tdserve.observer.access import STYLE, get_viewer
 from tdserve.observer.pages.guide_pages import find_topics, render_topic

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import TDServeError, TooLargeError
-from tdserve.cli.chats import find_messages
-from tdserve.cli.first_rows import Column, compute_row_nbytes, read_first_columns
-from tdserve.cli.pictures import encode_png, find_pixels, to_array
-from tdserve.cli.render import escape_long, escape_unprintable, format_cell, format_key
+from tdserve.cli.rows.first_rows import Column, compute_row_nbytes, read_first_columns
+from tdserve.cli.rows.pictures import encode_png, find_pixels, to_array
+from tdserve.cli.screen.chats import find_messages
+from tdserve.cli.screen.render import escape_long, escape_unprintable, format_cell, format_key
 from tdserve.rules.replay.settings import Settings
 
 MAX_ROWS = 8

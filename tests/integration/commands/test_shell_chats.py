@@ -11,7 +11,7 @@ import torch
 from tensordict import NonTensorData, TensorDict, lazy_stack
 
 import tdserve
-from tdserve.cli.exit_codes import FAILED
+from tdserve.cli.shell.exit_codes import FAILED
 from tdserve.exports import store_export
 from tests.integration.shell import Shell
 

@@ -12,8 +12,8 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import CorruptDataError, InvalidRequestError, RootInUseError, StoreExistsError
-from tdserve.cli.exit_codes import EXIT_CODES, FAILED
 from tdserve.cli.main import main
+from tdserve.cli.shell.exit_codes import EXIT_CODES, FAILED
 from tdserve.store.roots.root import Root
 from tests.integration.shell import Shell
 from tests.processes import REPOSITORY, wait_for

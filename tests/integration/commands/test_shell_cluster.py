@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.cli.exit_codes import FAILED, NO_ANSWER, NOT_FOUND
+from tdserve.cli.shell.exit_codes import FAILED, NO_ANSWER, NOT_FOUND
 from tests.integration.crashing import Crashing
 from tests.integration.shell import Shell
 from tests.processes import REPOSITORY, quiet_port

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import tdserve
-from tdserve.cli.exit_codes import CONFLICT, FAILED, NO_ANSWER, NOT_FOUND
+from tdserve.cli.shell.exit_codes import CONFLICT, FAILED, NO_ANSWER, NOT_FOUND
 from tdserve.exports import keyed_columns, store_export
 from tests.integration.shell import Shell
 
@@ -310,7 +310,7 @@ def test_put_when_rows_do_not_fit_the_table_then_nothing_is_appended(
 def test_put_when_a_later_piece_finds_no_room_then_the_rows_before_it_are_counted(
     client: tdserve.Client, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tdserve.cli.put.CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("tdserve.cli.files.put.CALL_TIMEOUT_S", 0.3)
     client.create_queue("queue", like=TensorDict({"a": torch.tensor(0)}, []), max_size=4)
     np.savez(tmp_path / "file.npz", a=np.arange(10))
     out, err = shell.run(NO_ANSWER, "put", str(tmp_path / "file.npz"), "queue")

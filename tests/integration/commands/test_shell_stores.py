@@ -13,8 +13,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.cli.exit_codes import CONFLICT, NO_ANSWER, NOT_FOUND, REFUSED
 from tdserve.cli.main import main
+from tdserve.cli.shell.exit_codes import CONFLICT, NO_ANSWER, NOT_FOUND, REFUSED
 from tests.integration.shell import Shell
 from tests.integration.terminal import run_on_terminal
 from tests.processes import REPOSITORY, quiet_port

@@ -15,9 +15,9 @@ import torch
 from tensordict import TensorDict, tensorclass
 
 import tdserve
-from tdserve.cli import new_rows
-from tdserve.cli.exit_codes import INTERRUPTED
-from tdserve.cli.new_rows import NewRows
+from tdserve.cli.rows import new_rows
+from tdserve.cli.rows.new_rows import NewRows
+from tdserve.cli.shell.exit_codes import INTERRUPTED
 from tests.integration.shell import Shell
 from tests.integration.terminal import run_on_terminal
 from tests.processes import REPOSITORY, wait_for

@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.cli.exit_codes import INTERRUPTED, NO_ANSWER
 from tdserve.cli.main import main
+from tdserve.cli.shell.exit_codes import INTERRUPTED, NO_ANSWER
 from tests.integration.shell import Shell
 from tests.integration.terminal import run_on_terminal
 from tests.processes import quiet_port, wait_for

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import list_error_classes
-from tdserve.cli.exit_codes import EXIT_CODES, FAILED, INTERRUPTED, REFUSED
-from tdserve.cli.lasting import is_lasting
 from tdserve.cli.main import cli, main
+from tdserve.cli.shell.exit_codes import EXIT_CODES, FAILED, INTERRUPTED, REFUSED
+from tdserve.cli.shell.lasting import is_lasting
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = (

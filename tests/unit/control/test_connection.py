@@ -25,7 +25,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.base.tls import TLS
-from tdserve.cli.certs import make_authority
+from tdserve.cli.serving.certs import make_authority
 from tdserve.control import connection as connection_module
 from tdserve.control.connection import ControlConnection, SessionStream, check_health
 from tdserve.v1 import control_pb2

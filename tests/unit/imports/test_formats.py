@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.cli import import_rows
+from tdserve.cli.files import import_rows
 from tdserve.imports.formats import FORMATS, open_source
 from tdserve.imports.import_source import ImportOptions
 

@@ -1,0 +1,5 @@
+"""Commands that show rows of a store that is in use. Nothing they read counts as sampled.
+
+Read ``head`` with ``first_rows`` first; then ``tail`` with ``new_rows``, which finds what is new since the last look.
+``row_lines`` are rows as lines of text and as JSON, ``pictures`` the images among them.
+"""

@@ -1,0 +1,5 @@
+"""Commands for whoever runs a server: they start one, prepare what it needs, and ask whether it is well.
+
+Read ``serve`` first, with ``server_flags``: the options of a server; ``config_show`` tells where each comes from.
+``health`` is the check for containers, ``certs`` makes certificates, and ``token`` makes entries of the file of tokens.
+"""
