@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 
 def statistic(counts: NDArray[np.int64], probabilities: NDArray[np.float64] | None = None) -> float:
-    """How far counts are from what probabilities, equal ones if none are given, let expect."""
+    """Returns how far counts are from those that probabilities predict; without probabilities, all are equally
+    likely."""
     expected = counts.sum() * (np.full(counts.size, 1 / counts.size) if probabilities is None else probabilities)
     return float(((counts - expected) ** 2 / expected).sum())
 

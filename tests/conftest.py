@@ -18,7 +18,7 @@ from tests.lent.lender import lend
 from tests.lent.servers import LendingPopen
 from tests.lent.sitecustomize import DOOR_VARIABLE
 
-# The same examples in every run: what CI finds, everybody finds. And what takes long on a busy machine is no fault:
+# The same examples in every run: what CI finds, everybody finds. Slowness on a busy machine is no fault:
 # pytest's own timeout ends what hangs.
 settings.register_profile("tdserve", deadline=None, derandomize=True, database=None)
 settings.load_profile("tdserve")
@@ -56,9 +56,9 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Excludes the two million objects of imports and collection from garbage collection.
+    """Excludes from garbage collection the two million objects that imports and pytest's collection have made.
 
-    Otherwise each of the many that tests ask for would take a second.
+    Otherwise each collection that a test asks for would take a second.
     """
     gc.disable()
     try:
@@ -70,7 +70,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 NUM_TURNS = 6
-"""One in so many slow tests has the same turn."""
+"""Slow tests are divided into so many turns."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,7 +80,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves what others show, and what is slow, to ``-m full``. Runs ``e2e`` tests last: they locate faults least."""
+    """Leaves slow tests, and tests that others repeat, to ``-m full``. Runs ``e2e`` tests last: they locate faults
+    least."""
     functions = [item for item in items if isinstance(item, pytest.Function) and not item.get_closest_marker("full")]
     for item in [*_find_left_out(functions), *_find_slow(functions, config.getoption("turn"))]:
         item.add_marker(pytest.mark.full)

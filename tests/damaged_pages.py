@@ -1,4 +1,4 @@
-"""Damage of LMDB's pages at which it ends the process that comes there."""
+"""Damage of LMDB's pages: LMDB ends the process that reads such a page."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ PAGE_FLAGS_AT, LOWER_AT, FIRST_RECORD_AT = 10, 12, 16
 
 
 def damage_free_pages(path: Path) -> None:
-    """Has the newest list of free pages lead beyond the end of the file: a writer or a copy that looks there ends by
+    """Makes the newest list of free pages point beyond the end of the file: a writer or a copy that reads it ends by
     SIGBUS."""
     _damage(path, FREE_PAGES_ROOT_AT)
 
 
 def damage_tables(path: Path) -> None:
-    """The same of the table of tables, which whoever opens a table reads."""
+    """Does the same to the table of tables, which is read whenever a table is opened."""
     _damage(path, TABLES_ROOT_AT)
 
 
 def damage_table(path: Path, name: str) -> None:
-    """The same of a named table."""
+    """Does the same to a named table."""
     record = read_table_record(path, name)
     _damage_page(path, bytearray(path.read_bytes()), struct.unpack_from("<Q", record, ROOT_IN_RECORD_AT)[0])
 
 
 def cut_to_first_pages(path: Path) -> None:
-    """Leaves the two pages that lead to all others: whoever follows them ends by SIGBUS."""
+    """Keeps only the two pages that lead to all others: a process that follows them ends by SIGBUS."""
     os.truncate(path, 2 * PAGESIZE)
 
 
 def make_branch_of_one(path: Path) -> None:
-    """Makes the root of the table of tables a branch that leads to one page: whoever comes there ends by SIGABRT."""
+    """Makes the root of the table of tables a branch with only one page: a process that reads it ends by SIGABRT."""
     content = bytearray(path.read_bytes())
     page = _read_root(content, TABLES_ROOT_AT)
     struct.pack_into("<HH", content, page * PAGESIZE + PAGE_FLAGS_AT, 1, FIRST_RECORD_AT + 2)
@@ -51,7 +51,7 @@ def make_branch_of_one(path: Path) -> None:
 
 
 def shorten_root(path: Path, name: str) -> None:
-    """Has the root of a table lead to one page less: what is below that cannot be found any more."""
+    """Makes the root of a table lead to one page less: entries below that page cannot be found any more."""
     content = bytearray(path.read_bytes())
     (page,) = struct.unpack_from("<Q", read_table_record(path, name), ROOT_IN_RECORD_AT)
     (lower,) = struct.unpack_from("<H", content, page * PAGESIZE + LOWER_AT)
@@ -60,7 +60,7 @@ def shorten_root(path: Path, name: str) -> None:
 
 
 def change_order(path: Path, name: str) -> None:
-    """Has the record of a table say that its keys are compared from behind: most of them are not found any more."""
+    """Makes the record of a table say that keys are compared from their ends: most keys are not found any more."""
     content, record = bytearray(path.read_bytes()), read_table_record(path, name)
     place = content.find(record)
     while place >= 0:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 OF_TORCH = ("torchrl", "torchrun", "dtensor")
 CONNECTORS = ("aio", *OF_TORCH, "sb3", "transfer_queue", "imports", "exports", "ray_data", "ray", "soak")
-"""Doors to other packages, and to asyncio; and a soak, which no other room needs."""
+"""Doors to other packages and to asyncio; also the soak, which no other room needs."""
 
 FLOORS: Mapping[int, tuple[str, ...]] = {
     0: ("base", "v1"),
@@ -66,7 +66,7 @@ THEIR_NAMES = ("masked_fill_", "masked_select")
 
 LAZY_ROOMS = ("cli",)
 LAZY_PROGRAMS = ("tdserve.server.server_process", "tdserve.worker.fork_server")
-"""They have something to do before the rest is imported, for which clients wait at a start."""
+"""They do something before they import the rest, because clients wait for it at a start."""
 BANNED_CALLS = ("eval", "exec", "__import__", "recv_object_list", "broadcast_object_list")
 BANNED_WORDS = ("Manager", "Helper", "Impl", "Util", "Utils", "_describe", "_is_plain", "_make_refusal", "_view_bytes")
 BANNED_FILES = ("utils", "util", "common", "misc", "helpers")
@@ -128,7 +128,7 @@ def parse(name: str, text: str, *, is_package: bool = False) -> Module:
 def load(package: Path) -> list[Module]:
     """Every module of a package folder, generated ones included."""
     found = []
-    gc.disable()  # collections would visit a million nodes again and again, of which none goes
+    gc.disable()  # collections would visit a million nodes again and again, and free none
     for path in sorted(package.rglob("*.py")):
         parts = [package.name, *path.relative_to(package).with_suffix("").parts]
         is_package = parts[-1] == "__init__"
@@ -205,7 +205,7 @@ def circles(modules: Sequence[Module], *, rooms_of: str = "") -> list[str]:
 
 
 def reachable(modules: Sequence[Module], start: str, foreign: Sequence[str]) -> list[str]:
-    """Foreign packages that get imported at run time when the rooms under ``start`` do, each with one path to it."""
+    """Foreign packages that are imported at run time when a room under ``start`` is, each with one path to it."""
     by_name = {module.name: module for module in modules}
     runs: dict[str, set[str]] = {name: {p for p in _parents(name) if p in by_name} for name in by_name}
     for module, target, found in edges(modules):
@@ -229,7 +229,7 @@ def reachable(modules: Sequence[Module], start: str, foreign: Sequence[str]) -> 
 def lazy_import_faults(modules: Sequence[Module]) -> list[str]:
     """Imports of tdserve inside functions: they hide a circle or a floor.
 
-    Commands may: a shell waits for whatever stands at their top, and most of them need neither torch nor gRPC's server.
+    Commands may: a shell waits for all imports at their top, and most of them need neither torch nor gRPC's server.
     So may some programs.
     """
     return [

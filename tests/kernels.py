@@ -1,4 +1,4 @@
-"""NCCL wires without a GPU: threads in place of streams, and of the kernels that wait in them for a peer."""
+"""NCCL wires without a GPU. Threads replace the streams, and the kernels that wait in them for a peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the kernel can refuse descriptors on UNIX sockets, without which a server lends nothing."""
+"""Whether the kernel can refuse descriptors on UNIX sockets. If it cannot, a server lends nothing."""
 
 from __future__ import annotations
 

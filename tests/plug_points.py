@@ -11,8 +11,8 @@ ROOMS: dict[str, tuple[set[str], tuple[str, ...]]] = {
     "kind": ({"tensordict", "replay", "weights", "keyed", "placement"}, ("server.kinds", "client", "cli", "exports")),
     "transport": ({"shm", "gloo", "nccl", "grpc"}, ("transport", "rules.channel_transports", "bench")),
 }
-"""By the name of what is compared: the names that it may have, and the rooms that may compare it with one. What a
-client offers differs by kind of store; the bench measures transports."""
+"""For each compared variable, the names that it may be compared with, and the rooms that may do so. A client's calls
+differ by kind of store; the bench measures transports."""
 
 SAMPLERS = {
     "Uniform",

@@ -43,7 +43,8 @@ FOREIGN_IN_TESTS: Mapping[tuple[str, str], str] = {
     ("tests.unit.transport.test_distributed_private", "_devices"): "of gloo's options: that they are taken",
     ("tests.unit.transport.test_distributed_private", "_threads"): "likewise",
 }
-"""Uses in tests of names that others define, and tdserve or a test too: where, the name, whose it is and what for."""
+"""Private names of other packages that tests use, though tdserve or a test defines them too: where, the name, and
+why."""
 
 
 def private_name_faults(modules: Sequence[Module]) -> list[str]:

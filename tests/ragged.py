@@ -1,4 +1,4 @@
-"""Tensordicts whose rows differ in shape, of every kind, and what it means that two of them are equal."""
+"""Tensordicts of every kind whose rows differ in shape, and when two of them are equal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Turns:
     tokens: torch.Tensor | None = None
 
 
-made: Any = Turns  # what the decorator adds to its constructor is not known to type checkers
+made: Any = Turns  # type checkers do not know what the decorator adds to its constructor
 
 
 def jagged(lengths: Sequence[int], rest: tuple[int, ...] = (), dtype: torch.dtype = torch.int64) -> torch.Tensor:

@@ -12,19 +12,19 @@ from tempfile import TemporaryDirectory
 MEMORY = Path("/dev/shm")
 
 MIN_BYTES = 8 << 30
-"""Room in memory from which on roots lie there: those of a whole run hold 3 GB."""
+"""Roots are in memory only if it has this much room: those of a whole run take 3 GB."""
 
 
 _PREFIX = "tdserve-root-"
-"""Of the names of roots, followed by the id of the process of the tests."""
+"""The names of roots begin so; the id of the process of the tests follows."""
 
 
 @contextmanager
 def make_quick_root() -> Iterator[Path]:
-    """Makes a folder for tests that do not ask what survives: in memory if there is room.
+    """Makes a folder for tests that do not examine what survives: in memory if there is room.
 
-    On a disk a fifth of the time of such tests goes into files. Servers that are killed, and those whose files are
-    examined, have their roots in pytest's folders, on the disk.
+    On a disk, files take a fifth of the time of such tests. Servers that are killed, or whose files are examined, have
+    their roots in pytest's folders, on the disk.
     """
     has_room = MEMORY.is_dir() and min(shutil.disk_usage(MEMORY).free, _count_available_bytes()) >= MIN_BYTES
     if has_room:
@@ -34,7 +34,7 @@ def make_quick_root() -> Iterator[Path]:
 
 
 def _remove_left() -> None:
-    """Removes the roots in memory of runs that were killed: nobody else would before the machine restarts."""
+    """Removes the roots in memory of runs that were killed. Otherwise they would stay until the machine restarts."""
     for folder in MEMORY.glob(f"{_PREFIX}*-*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdecimal() and not Path("/proc", pid).exists():

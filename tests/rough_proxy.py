@@ -61,7 +61,7 @@ class RoughProxy:
         return f"127.0.0.1:{self.port}"
 
     def cut(self) -> None:
-        """Drops what goes either way, as a cable does that is pulled: no end learns of it."""
+        """Drops all bytes in both directions, like a pulled cable: neither end learns of it."""
         self.there.is_dropped = self.back.is_dropped = True
 
     def mend(self) -> None:
@@ -131,7 +131,7 @@ class RoughProxy:
 
 
 async def _delay(seconds: float) -> None:
-    """Holds bytes back for so long: what the proxy is for."""
+    """Holds bytes back for so long. This is what the proxy is for."""
     with suppress(asyncio.TimeoutError):
         await asyncio.wait_for(asyncio.Event().wait(), seconds)
 

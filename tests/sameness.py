@@ -55,7 +55,7 @@ def difference(left: Any, right: Any, where: str = "root") -> str | None:
         return _outside(left, right, where) or _values(left.data, right.data, where)
     if isinstance(
         left, NonTensorStack
-    ):  # along which dimension its values are stacked, tensordict itself changes freely
+    ):  # tensordict itself may change the dimension along which its values are stacked
         return _outside(left, right, where) or _values(left.tolist(), right.tolist(), where)
     found = _outside(left, right, where) or _locked(left, right, where)
     if found:

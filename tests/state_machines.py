@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine
 
 SHARE = 0.4
-"""Of the examples. They are the same ones in every run, so what takes long finds something after a change only."""
+"""Examples of each run. They are the same in every run, so more of them find something only after a change."""
 
 
 def make_tests(

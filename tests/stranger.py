@@ -23,7 +23,7 @@ CONTENT, SEND_READY, RECV_READY = 1, 2, 3
 
 
 class Line:
-    """A connection that became a pair of another process."""
+    """A connection that the other process has accepted as a pair."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -110,8 +110,8 @@ def device_of_this_process() -> tuple[int, int]:
 
 @contextmanager
 def taken(port: int, numbers: Sequence[int], behave: Callable[[Line], None]) -> Iterator[list[int]]:
-    """Opens connections that claim these numbers of pairs; each that becomes a pair behaves in this way. Yields the
-    numbers of those."""
+    """Opens connections that claim these numbers of pairs. Those that become pairs behave in this way; yields their
+    numbers."""
     became: list[int] = []
     with ExitStack() as stack:
         lines = {stack.enter_context(socket.create_connection(("127.0.0.1", port))): number for number in numbers}

@@ -1,4 +1,4 @@
-"""An environment of TorchRL for tests that have real collectors: what it shows tells who made a row, and how."""
+"""An environment of TorchRL for tests with real collectors. Its observations tell which process made a row, and how."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _replace_scheme(**options: Any) -> TDServeWeightSyncScheme:
 
 
 def _show(name: str, home: str, *shown: str, replace: Callable[..., Any]) -> None:
-    """Replaces a name in the modules in which it is shown. Pickles find both classes: each in a module of its own."""
+    """Replaces a name in the modules that show it. Pickles find both classes: each is in a module of its own."""
     original = getattr(importlib.import_module(home), name)
     original.__module__ = home
     members = {"original": original, "replace": staticmethod(replace), "__module__": shown[0]}
@@ -89,7 +89,7 @@ def _show(name: str, home: str, *shown: str, replace: Callable[..., Any]) -> Non
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Starts a server, which every process of the tests finds by its environment, and replaces the names."""
+    """Starts a server, which every process of the tests finds through its environment, and replaces the names."""
     folder = TemporaryDirectory(prefix="tdserve-suite-", ignore_cleanup_errors=True)
     server = tdserve.Server(folder.name).start()
     config.add_cleanup(folder.cleanup)

@@ -1,4 +1,4 @@
-"""Times puts, gets and clears of TransferQueue on its SimpleStorage and on tdserve, in turn: what a program sees.
+"""Times TransferQueue's puts, gets and clears on its SimpleStorage and on tdserve, in turn, as a program sees them.
 
 ``python -m tests.transfer_queue_rates [ROUNDS]`` starts each storage ROUNDS times, twice by default, in a process of
 its own, and prints for each case the least time of all rounds in milliseconds, with the ratio of ours to theirs: on a

@@ -2,8 +2,8 @@
 place.
 
 ``IN_PLACE`` must name each method of the installed tensordict that ends with an underscore or takes ``inplace``,
-``OUT`` each that takes ``out``, ``SET`` each property that can be assigned: a new one of a newer tensordict fails until
-it is decided here.
+``OUT`` each that takes ``out``, ``SET`` each property that can be assigned. A new method of a newer tensordict fails
+until somebody decides here where it belongs.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ ALL_KEYS: dict[str, Callable[[Any], Call]] = {
 """Writes of a value to the whole tensordict."""
 
 NON_TENSOR_ROWS = ("set_at_", "[0] =", "[...] =")
-"""Numbers and arrays written to rows of values: tensordict makes tensors of them, and announces that 0.17 will not."""
+"""Numbers and arrays written to rows of values: tensordict makes tensors of them, but announces that 0.17 will not."""
 
 
 def _with(name: str, *args: Any, **options: Any) -> Call:
@@ -267,8 +267,8 @@ def assigned_by_tensordict() -> set[str]:
 
 
 def differs_by_design(write: str, key: Any, title: str) -> bool:
-    """Whether a store does on purpose what tensordict does not: see ``NON_TENSOR_ROWS``; it broadcasts the numbers of
-    a dict into rows; and a field that gets None holds nothing, as in every instance."""
+    """Whether a store differs from tensordict on purpose. See ``NON_TENSOR_ROWS``. Also, a store broadcasts the numbers
+    of a dict into rows, and a field that gets None holds nothing, as in every instance."""
     if (write == "set_at_" and title == "dict of a number") or (key == ("b", "y") and title == "None"):
         return True
     return write in NON_TENSOR_ROWS and key == "t" and title not in ("str", "None")

@@ -13,7 +13,7 @@ import tdserve
 from tests.conformance.keyed_suite import KeyedSuite
 
 KEYS = ("a", "b", "c", "d", "e", "f")
-"""Enough of them that each of three servers that share a store has some."""
+"""Enough keys for each of three servers that share a store to have some."""
 
 FORMS: dict[str, Callable[[Iterable[str]], Any]] = {
     "tuple": tuple,
@@ -21,7 +21,7 @@ FORMS: dict[str, Callable[[Iterable[str]], Any]] = {
     "dict_keys": lambda keys: dict.fromkeys(keys).keys(),
     "generator": lambda keys: (key for key in keys),
 }
-"""What several keys are given as; a set has no order, and is tried where that does not matter."""
+"""Containers of several keys. A set has no order: it is tried where order does not matter."""
 
 NO_KEYS: list[Any] = ["", "x" * 501, "\ud800", 3, b"a", None]
 """What no entry can have as a key."""

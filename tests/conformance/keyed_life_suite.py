@@ -57,7 +57,7 @@ class KeyedLifeSuite(KeyedMappingSuite):
         kv = client.create_kv(name, max_bytes=100_000, eviction="lru")
         for number in range(50):
             kv.put(f"{number}", b"x" * 9_000)
-            assert len(kv["0"]) == 9_000  # used all the time
+            assert len(kv["0"]) == 9_000  # this entry is used all the time
         found = kv.keys()
         assert "0" in found
         assert "49" in found

@@ -1,4 +1,4 @@
-"""The tests of what a keyed store has of a dict, over every transport."""
+"""The tests of a keyed store as a dict, over every transport."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conformance.keyed_arguments_suite import KeyedArgumentsSuite
 from tests.conformance.keyed_suite import assert_same, entries, entry
 
 NUM_MANY = 2_500
-"""Entries that no iterator reads in one call."""
+"""More entries than an iterator reads in one call."""
 
 
 def make_pair(number: int) -> torch.Tensor:

@@ -30,7 +30,7 @@ def by_tensordict() -> Iterator[None]:
 
 
 def is_by_tensordict() -> bool:
-    """Returns whether tensordict itself is making an instance of another one now."""
+    """Returns whether tensordict itself is making an instance from another one now."""
     return bool(_HANDLING)
 
 
@@ -44,7 +44,7 @@ class Kind(NamedTuple):
 
     Attributes:
         make: Makes an example; equal ones at every call.
-        expected: Returns what a read of a whole store returns that was made of an example.
+        expected: Returns what a read of a whole store returns if it was made of this example.
         has_rows: Whether its first batch dimension has ``ROWS`` rows.
         ragged: What is declared ragged, as in ``create_replay``.
         local: Converts an example to one that tensordict can index, where it cannot index the example.

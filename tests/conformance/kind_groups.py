@@ -42,7 +42,7 @@ COLUMN_NOTES = {
     " `requires_grad`.",
     "`map()`": "`map()` needs shared memory; over a network it raises `NotSupportedError`.",
 }
-"""What holds of every kind."""
+"""Statements that hold for every kind."""
 
 TORCHRL = ("History", "IFEvalScoreData")
 """Kinds of a process of their own."""
@@ -80,7 +80,7 @@ def _cell(kinds: list[str], column: str, notes: list[str]) -> str:
 
 
 def _marks(texts: list[str], notes: list[str]) -> str:
-    """References to notes, which get numbers as they come."""
+    """References to notes. Notes get numbers in the order in which they occur."""
     notes.extend(text for text in texts if text not in notes)
     return "".join(f" [{notes.index(text) + 1}]" for text in texts)
 

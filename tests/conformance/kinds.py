@@ -1,4 +1,4 @@
-"""Every kind of tensordict that there is, by name: an example of each, and what of it comes back."""
+"""Every kind of tensordict, by name: an example of each, and what comes back."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class FrozenNocast(TensorClass["nocast", "frozen"]):
     integer: int
 
 
-if not IS_OLD:  # which takes the method of that name for the default of a field
+if not IS_OLD:  # it takes the method of that name for the default of a field
 
     class Shadow(TensorClass["shadow"]):
         """Fields whose names have another meaning in tensordicts."""

@@ -20,11 +20,11 @@ from tests.conformance.suite import Suite
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*prototype")
 class KindsSuite(Suite):
-    """What holds of every kind over every transport.
+    """Tests for every kind over every transport.
 
     Attributes:
         kinds: Those that are tried, by name.
-        in_full_only: Those of them that are left to a full run.
+        in_full_only: Those that only a full run tries.
     """
 
     kinds: ClassVar[dict[str, Kind]] = KINDS
@@ -55,7 +55,7 @@ class KindsSuite(Suite):
 
 
 def list_all_but(first: int, every: int = 3) -> list[str]:
-    """Returns the names of the kinds but for every third one, so that neighbours, which are alike, go different ways.
+    """Returns the names of all kinds except every third one. Neighbours are alike, so that they go different ways.
 
     Args:
         first: Place of the first kind that is left out of the list.
@@ -65,7 +65,7 @@ def list_all_but(first: int, every: int = 3) -> list[str]:
 
 
 def fault_of(trial: Trial, title: str, note: Note | None) -> str:
-    """What is wrong with an operation on a kind; empty when it gives what is expected."""
+    """What is wrong with an operation on a kind; empty if its result is as expected."""
     try:
         OPERATIONS[title].attempt(trial)
     except Exception as error:  # noqa: BLE001 (each is a fault, or was announced)

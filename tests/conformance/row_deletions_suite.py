@@ -13,7 +13,7 @@ from tests.conformance.suite import Suite
 NUM_ROWS = 10
 
 MANY_ROWS = 300_000
-"""Their numbers and generations are more than a message has."""
+"""So many rows that their numbers and generations do not fit into one message."""
 
 
 def make_rows(start: int, num_rows: int = NUM_ROWS) -> TensorDict:

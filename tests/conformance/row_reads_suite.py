@@ -13,7 +13,7 @@ from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, Selection
 from tests.conformance.suite import Suite
 
 FEW, MANY = 8, 20_000
-"""Numbers of rows: some hundred bytes of a column ride in an answer, those of many are sent in messages."""
+"""Numbers of rows: a few hundred bytes of a column are part of the answer, more are sent in messages."""
 
 
 def make_rows(num_rows: int) -> TensorDict:
@@ -121,7 +121,7 @@ class RowReadsSuite(Suite):
         table = client.create_replay(name, like=rows[3], capacity=FEW, **options)
         table.extend(rows)
         places = torch.tensor([[0, 1], [2, 3]])
-        padding = {"a": -1, ("n", "z"): -2}  # for all calls: of what is not asked for it is ignored
+        padding = {"a": -1, ("n", "z"): -2}  # for all calls; calls ignore it for keys that they do not ask for
         expected = [[[0, -1, -1, -1], [0, 1, 2, 3]], [[0, 1, -1, -1], [0, 1, 2, -1]]]
         assert table.get_at("a", places, pad=padding).tolist() == expected
         some = table.get_at(["a", ("n", "z")], places.numpy(), pad=padding)

@@ -1,7 +1,7 @@
 """The tests that the service must pass over every transport: a class provides ``connect`` and ``transport`` and
 inherits the tests.
 
-Small content rides in messages, large content over the transport; both must mean the same.
+Small content is part of messages, large content goes over the transport. Both must give the same results.
 """
 
 from __future__ import annotations

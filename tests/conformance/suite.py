@@ -1,4 +1,4 @@
-"""What the suites of the service share: every test has a client of its own, and a name for its stores."""
+"""Fixtures that the suites of the service share: every test has a client of its own, and a name for its stores."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The tests of what tables and queues take as arguments, and what their iterators count, over every transport.
 
-Each store is made with ``shards="all"``: on a single server it is a store of that server, on several one that all of
-them share. So handles of both kinds take the same arguments, refuse the same ones, and return the same.
+Each store is made with ``shards="all"``. On a single server it is a store of that server; on several servers all of
+them share it. So handles of both kinds take the same arguments, refuse the same ones, and return the same results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Any tree comes out of a store as it went in, over every transport; rows that are written are those of a copy."""
+"""Any tree comes out of a store as it went in, over every transport. Writing rows gives what it gives on a local
+copy."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def test_rows_when_written_in_any_order_then_as_of_a_local_copy(
         handle[index] = td[sources[0]] if isinstance(index, int) else td[sources]
         for place, source in zip(places[:1] if isinstance(index, int) else places, sources, strict=False):
             order[place] = source
-    # without names, which tensordict loses of a NonTensorStack that it indexes;
-    # a local copy is made of rows, since torch writes rows of some dtypes nowhere
+    # without names: tensordict loses the names of a NonTensorStack when it indexes it;
+    # and the local copy is made from rows, since torch cannot write rows of some dtypes
     assert_same(handle[list(range(len(order)))], td[order])
     client.delete(name)

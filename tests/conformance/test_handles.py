@@ -1,6 +1,6 @@
 """A handle does what a local tensordict does, or refuses with an error of its own and changes nothing.
 
-No call acts on a copy in silence: what a local tensordict would hold afterwards the store holds.
+No call silently acts on a copy: the store then holds what a local tensordict would hold.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def test_write_when_of_any_value_then_as_of_the_local_one_or_refused(
 @pytest.mark.parametrize("name", FACES)
 def test_write_when_to_all_keys_then_as_of_the_local_one_or_refused(client: tdserve.Client, name: str) -> None:
     without_values = FACES[name]._replace(make=lambda: FACES[name].make().exclude("t"))
-    values = {title: value for title, value in VALUES.items() if title != "value"}  # which instances take for fields
+    values = {title: value for title, value in VALUES.items() if title != "value"}  # instances take these for fields
     calls = {f"{write} {title}": make(value) for write, make in ALL_KEYS.items() for title, value in values.items()}
     assert faults(client, without_values, calls) == []
 
@@ -147,7 +147,7 @@ def test_call_when_it_fills_a_store_then_the_store_has_it_or_refuses(client: tds
     calls: dict[str, Call] = {}
     for name, make in OUT.items():
         if make is not None:
-            if "gather" not in name:  # which may not read what it writes
+            if "gather" not in name:  # it may not read what it writes
                 calls[f"{name} of itself"] = lambda each, make=make: make(each)(each)  # type: ignore[misc]
             calls[f"{name} of another"] = lambda each, make=make: make(each)(local_td() * 3)  # type: ignore[misc]
     assert faults(client, Face(local_td), calls) == []

@@ -1,6 +1,6 @@
-"""Keyed stores on three servers as one take their exam: those that lie on one of them, and those that all three share.
+"""The keyed suites on three servers as one: for stores that lie on one server, and for stores that all three share.
 
-What only one server can promise for several keys is listed with the reason.
+Some promises for several keys only a single server can keep. They are listed with the reason.
 """
 
 from __future__ import annotations

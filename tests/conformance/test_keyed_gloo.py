@@ -1,4 +1,4 @@
-"""Keyed stores over gloo take their exam."""
+"""The keyed suites over gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keyed stores over shared memory take the same exam."""
+"""The keyed suites over shared memory."""
 
 from __future__ import annotations
 

@@ -26,12 +26,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore::Depre
 
 
 class Tokenizer:
-    """What of a tokenizer a template needs."""
+    """The parts of a tokenizer that a template needs."""
 
     chat_template = "none"
 
     def apply_chat_template(self, conversation: Any, **_: Any) -> str:
-        """Returns the whole chat in one string."""
+        """Returns the whole chat as one string."""
         return repr(conversation)
 
 

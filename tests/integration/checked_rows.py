@@ -1,4 +1,4 @@
-"""Rows that say who wrote them, which they are, and by a checksum over all keys whether they are whole."""
+"""Rows with their writer, their number, and a checksum over all keys that shows whether they are whole."""
 
 from __future__ import annotations
 

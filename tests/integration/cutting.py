@@ -1,4 +1,4 @@
-"""A way to a server that loses an answer, or all requests after one: from the moment that a test chooses."""
+"""A proxy in front of a server. From a moment that the test chooses it loses an answer, or all requests after one."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Cutting:
         self._start(self._accept)
 
     def cut_when(self, is_due: Callable[[], bool]) -> None:
-        """Drops the first bytes of the server after this is true, and all connections; new ones wait for ``mend``."""
+        """Once this is true, drops the server's next bytes and all connections; new ones wait for ``mend``."""
         self._is_due = is_due
 
     def mute_when(self, is_due: Callable[[], bool]) -> None:
-        """Passes the first bytes of the server after this is true, and nothing that clients send from then on: the
-        server stands still, as far as they can see, just after it has answered. Lasts until ``mend``."""
+        """Once this is true, passes the server's next bytes on, and then no bytes of clients any more. To clients the
+        server seems to stand still just after its answer. Lasts until ``mend``."""
         self._is_mute_due = is_due
 
     def mend(self) -> None:

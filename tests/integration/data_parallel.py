@@ -1,8 +1,8 @@
 """One rank of a data-parallel job that uses tdserve before, beside and after its own process group.
 
 ``python -m tests.integration.data_parallel RANK STORE_PORT ADDRESS TRANSPORT`` prints JSON: what it has seen. With ""
-for an address it does without tdserve. One process makes one group: to make another in the same one fails now and then
-in torch itself (seen without tdserve).
+for an address it does without tdserve. A process makes only one group: making another one fails now and then in torch
+itself (also without tdserve).
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def train(rank: int, use: Use | None) -> dict[str, Any]:
     torch.manual_seed(100 + rank)
     digest = hashlib.sha256()
     for _ in range(NUM_STEPS):
-        x = torch.randn(NUM_ROWS, NUM_FLOATS)  # of the global generator: whoever draws from it too is found out
+        x = torch.randn(NUM_ROWS, NUM_FLOATS)  # from the global generator: the test notices if somebody else draws from
+        # it
         optimizer.zero_grad()
         loss = (model(x).squeeze(1) - x.sum(1)).square().mean()
         loss.backward()

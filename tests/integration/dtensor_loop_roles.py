@@ -49,7 +49,7 @@ def pass_and_follow(say: Say, address: str, name: str, *, folder: str, rank: int
 
 
 def publish_changes(say: Say, address: str, name: str, *, folder: str, rank: int, size: int) -> None:
-    """Publishes versions between which some ranks change; prints how many plans were made up to each."""
+    """Publishes versions; some ranks change in between. Prints how many plans were made up to each version."""
     made: list[str] = []
 
     def make_plan(*arguments: Any, **named: Any) -> Any:

@@ -40,7 +40,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "scale": ((), torch.float32),
     "counts": ((1, 3), torch.int64),
 }
-"""Leaves: with sizes that no number of ranks divides, too, and fewer than ranks."""
+"""Leaves, some with sizes that no number of ranks divides, or that are smaller than the number of ranks."""
 
 
 def make_full(name: str, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -86,7 +86,7 @@ def shard(state: dict[str, torch.Tensor], mesh: DeviceMesh, placements: Sequence
 
 
 def is_same(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Returns whether each bit of a tensor, of a DTensor what this rank has of it, is that of another."""
+    """Returns whether two tensors are equal in every bit; of DTensors, the part that this rank has."""
     mine, theirs = (each.to_local() if isinstance(each, DTensor) else each for each in (found, expected))
     flat, other = (each.detach().reshape(-1).view(torch.uint8) for each in (mine, theirs))
     return mine.shape == theirs.shape and mine.dtype == theirs.dtype and torch.equal(flat, other)
@@ -155,7 +155,7 @@ def read_all(
 
 
 class Net(nn.Module):
-    """What is trained: with buffers, and a tied weight if its hidden units are odd.
+    """The module that is trained. It has buffers, and a tied weight if its number of hidden units is odd.
 
     Args:
         dtype: Of its parameters.
@@ -282,7 +282,7 @@ def load(
 
 
 def fail(say: Say, address: str, name: str, *, folder: str, rank: int, size: int) -> None:
-    """Publishes a version, and then several of which each fails at one rank; prints the errors."""
+    """Publishes a version, and then several that fail at one rank each; prints the errors."""
     with join(folder, rank, size), tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
         mesh = make_mesh((-1,))
         state: dict[str, Any] = shard(make_state(1), mesh, [Shard(0)])
@@ -331,7 +331,7 @@ def publish_numbers(
 
 
 def publish_untied(say: Say, address: str, name: str, *, folder: str, rank: int, size: int) -> None:
-    """Publishes two leaves that a reader has tied: ones in rows, and twos that each rank has."""
+    """Publishes two leaves that a reader has tied: ones, divided by rows, and twos, which every rank has whole."""
     with join(folder, rank, size), tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
         mesh = make_mesh((-1,))
         kinds: dict[str, tuple[float, Placement]] = {"a": (1.0, Shard(0)), "b": (2.0, Replicate())}
@@ -341,7 +341,7 @@ def publish_untied(say: Say, address: str, name: str, *, folder: str, rank: int,
 
 
 def publish_unanswered(say: Say, address: str, name: str, *, folder: str, rank: int, size: int) -> None:
-    """Publishes a version, whose index is not answered; prints the error."""
+    """Publishes a version; its index gets no answer. Prints the error."""
     with join(folder, rank, size), tdserve.connect(address, timeout_s=TIMEOUT_S) as client:
         leaves = shard({"a": torch.ones(4)}, make_mesh((-1,)), [Shard(0)])
         try:

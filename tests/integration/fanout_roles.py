@@ -1,4 +1,4 @@
-"""What children of ``ForkedClients`` do that pull versions and pass them on."""
+"""Roles of children of ``ForkedClients``: they pull versions and pass them on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUM_LEAVES = 4
 
 
 def weights(version: int, nbytes: int) -> TensorDict:
-    """Leaves that tell every version, and every place in it, from every other."""
+    """Leaves that differ between versions, and between places in a version."""
     count = nbytes // NUM_LEAVES // 4
     return TensorDict(
         {f"layer{at}": torch.arange(count, dtype=torch.int32) * (at + 1) + 1000 * version for at in range(NUM_LEAVES)},

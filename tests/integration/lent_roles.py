@@ -1,4 +1,4 @@
-"""What clients of another user do, who may not enter the server's root."""
+"""Roles of clients of another user, who may not enter the server's root."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGE_NBYTES = 3 << 20
 
 
 def _become(uid: int, address: str, token: str) -> None:
-    """Takes a user's rights. First everything is imported, which lies where that user may not go."""
+    """Takes a user's rights. Imports everything first, because that user may not read where the modules lie."""
     with tdserve.connect(address, transport="shm", token=token) as client:
         client.replay("r").sample(1)
         client.latest("w")
@@ -74,7 +74,7 @@ def use_adopted(say: Say, address: str, uid: int, token: str) -> None:
 
 
 def go_elsewhere(say: Say, address: str, uid: int, token: str) -> None:
-    """Tries to come from the folder that it is lent to all else in the root."""
+    """Tries to reach all else in the root from the folder that it was lent."""
     _become(uid, address, token)
     with tdserve.connect(address, transport="shm", token=token, timeout_s=TIMEOUT_S) as client:
         say("read", *sorted(set(numbers_in(client.replay("r")[:]))))

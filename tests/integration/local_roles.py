@@ -1,4 +1,4 @@
-"""What children of ``ForkedClients`` do. Each has its own client on the server's machine."""
+"""Roles of children of ``ForkedClients``. Each has its own client on the server's machine."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def leave_pids(say: Say, address: str, name: str) -> None:
 
 
 def use_read_only(say: Say, address: str, uid: int) -> None:
-    """Tries everything that a client without write access to the files can do itself, and all that it writes."""
+    """Tries everything that a client without write access to the files can do by itself, and all kinds of writes."""
     # First, while it still has access: modules that are imported later may lie where the other user may not go.
     with tdserve.connect(address, transport="shm") as client:
         client.replay("r").sample(1)

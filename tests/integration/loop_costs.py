@@ -1,7 +1,7 @@
 """Measures how long a real server's event loop is busy at a time, by the CPU time of its thread in each callback.
 
 The server runs in this program, which looks at every callback of its loop and notes the longest in a mapped file. It
-is CPU that is measured, not time on the clock: another process that takes the core lengthens no callback.
+measures CPU time, not time on the clock, so another process on the core lengthens no callback.
 """
 
 from __future__ import annotations

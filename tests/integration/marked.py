@@ -1,4 +1,4 @@
-"""Programs that start others: everything that comes of one is marked in its environment, and so is found again."""
+"""Programs that start others: all their processes have a mark in their environment, by which they are found again."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MarkedProgram:
         return found
 
     def wait_gone(self) -> None:
-        """Returns when none of its processes lives: those that end by themselves when it has ended, do so now."""
+        """Waits until all of its processes have ended. Some end by themselves only after the program has ended."""
         wait_for(lambda: not self.processes(), "the end of all its processes")
 
     def kill(self) -> None:

@@ -19,7 +19,8 @@ import tdserve
 from tdserve.base.config import ClientConfig, check_transport
 
 NUM_FLOATS = 50_000
-"""Of a row; an extend or sample of eight is 1.6 MB: many packets, so that a fault comes in the middle of some."""
+"""Numbers in a row. An extend or sample of eight rows is 1.6 MB: many packets, so that faults hit some in the
+middle."""
 
 
 def make_calls(client: tdserve.Client, timeout_s: float) -> dict[str, Any]:

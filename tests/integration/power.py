@@ -1,4 +1,4 @@
-"""The possible states of a root after a loss of power: each page is as at the last sync, or as at the end."""
+"""The possible states of a root after a loss of power: each page is from the last sync, or from the end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Programs that clients run over gloo in the tests of faults: ``python -m tests.integration.programs COMMAND ADDRESS``.
 
-Each says what it has done, one line at a time. ``move`` can be told to send a signal to itself, or to any process, in
-the very middle of a transfer: when its channel is about to move data message number N. It and all others that ``say``
-something are children of ``ForkedClients``, and start at once; a command is for tests that need a process from its
+Each prints what it has done, one line at a time. ``move`` can be told to send a signal to itself, or to any process, in
+the very middle of a transfer: when its channel is about to move data message number N. All programs that ``say``
+something are children of ``ForkedClients``, and start at once. The commands are for tests that need a process from its
 beginning on.
 """
 
@@ -159,7 +159,7 @@ def publish_versions(say: Say, address: str, name: str, size: int, last: int) ->
 
 
 def put_entries(say: Say, address: str, name: str, keys: list[str], *, transport: str) -> None:
-    """Puts the same number at all keys again and again; says each that is acknowledged."""
+    """Puts the same number at all keys again and again; prints each number that is acknowledged."""
     kv = tdserve.connect(address, transport=check_transport(transport)).kv(name)
     for number in itertools.count(1):
         kv.put(keys, torch.full((len(keys), 20_000), number))

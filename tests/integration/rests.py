@@ -1,4 +1,4 @@
-"""Stores at rest, as they are for the moment of a checkpoint or of a move, for as long as a test needs."""
+"""Stores at rest for as long as a test needs. Checkpoints and moves bring stores to rest for a moment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tdserve.client.moves.move_steps import request_step
 _Result = TypeVar("_Result")
 
 WAIT_S = 1.0
-"""How long a call that waits for a rest is watched. If its step ends earlier, and the call with it, the test fails."""
+"""How long to watch a call that waits for the end of a rest. If the call ends earlier, the test fails."""
 
 
 class Rest:
@@ -58,7 +58,7 @@ def at_rest(server: tdserve.Server, name: str) -> Iterator[None]:
 
 
 def wait_through_rest(server: tdserve.Server, name: str, call: Callable[[], _Result]) -> _Result:
-    """Returns the result of a call that is made while a store is at rest, which ends when the call has waited."""
+    """Makes a call while a store is at rest, ends the rest once the call has waited, and returns the call's result."""
     with ThreadPoolExecutor(1) as threads:
         with at_rest(server, name):
             found = threads.submit(call)

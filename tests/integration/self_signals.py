@@ -1,7 +1,7 @@
 """Signals that a client program sends to itself in the middle of an access to shared memory.
 
-A writer is struck when it is about to touch leaf number N of the mapped store (from 0; rows have three), or behind the
-last one, when nothing was acknowledged yet. Of a version, the file of which is filled at once: 0 before it is made, 1
+A writer is struck when it is about to touch leaf number N of the mapped store (from 0; rows have three), or after the
+last leaf, before anything is acknowledged. The file of a version is filled at once: N is 0 before the file is made, 1
 before it is filled, 2 before it is sealed.
 """
 

@@ -1,5 +1,5 @@
-"""Operations during which a process is killed at a failpoint: each is prepared, carried out in a process of its own,
-and looked at afterwards.
+"""Operations during which a process is killed at a failpoint. Each is prepared, carried out in a process of its own,
+and checked afterwards.
 
 ``OPERATIONS`` names them. ``act`` is a role of forked clients: it carries one out, with a failpoint
 switched on.
@@ -19,27 +19,27 @@ from tdserve.base import failpoints
 from tdserve.base.config import check_transport
 
 State = Literal["old", "new", "lost"]
-"""What is there: what was there before the operation, what it makes, or rows that answer ``CorruptDataError``."""
+"""A state: the one before the operation, the one after it, or rows that answer ``CorruptDataError``."""
 
 TIMEOUT_S = 60.0
 NUM_FLOATS = 2_000
-"""Of a row, so that stores are not small, and content goes over the channel."""
+"""Numbers in a row: enough for stores not to be small, and for content to go over the channel."""
 
 NUM_ROWS = 4
 LONG_ROWS = 20_000
 """Rows of an extend that is committed in parts."""
 
 MAX_EXTENDS = 200
-"""Extends within which a writer that may claim rows gets to each step of a claim."""
+"""Within so many extends, a writer that may claim rows gets to each step of a claim."""
 
 
 class Operation(NamedTuple):
     """One operation.
 
     Attributes:
-        prepare: Makes what is there before.
+        prepare: Creates the state before the operation.
         act: Changes it.
-        look: Returns what is there, and raises AssertionError if that is half of anything.
+        look: Returns the state; raises AssertionError if anything is there by half.
     """
 
     prepare: Callable[[Any, str], object]

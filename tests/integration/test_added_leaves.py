@@ -57,7 +57,7 @@ def folder_of(client: tdserve.Client, name: str) -> Path:
 
 
 def with_leaves(td: TensorDict, num_leaves: int) -> TensorDict:
-    """Checked rows with so many leaves more, which follow from their numbers."""
+    """Checked rows with so many additional leaves, whose content follows from the rows' numbers."""
     for leaf in range(num_leaves):
         td[f"z{leaf}"] = (td["number"] + 1 + leaf)[:, None].expand(-1, 3).contiguous()
     return td

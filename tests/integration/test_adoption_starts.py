@@ -1,4 +1,4 @@
-"""Folders that tensordict has written, after a restart, for whom, and by which commands."""
+"""Folders that tensordict has written and a server has adopted: restarts, rights, and commands."""
 
 from __future__ import annotations
 

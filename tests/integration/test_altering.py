@@ -168,7 +168,7 @@ def test_set_when_two_add_the_same_key_then_one_overwrites_the_other(
 
 
 def check_whole(td: TensorDict) -> None:
-    """Checks that all leaves of a read are of one moment: added ones come together, with their number."""
+    """Checks that all leaves of a read are from one moment: leaves that were added together appear together."""
     numbers = [td[key] for key in ("z", ("n", "z")) if key in td.keys(True)]
     assert len(numbers) in (0, 2), td
     if numbers:

@@ -1,4 +1,4 @@
-"""Random tensordicts as stores: what is read through views and methods is what they themselves give."""
+"""Random tensordicts as stores: views and methods of a store return what those of the tensordict return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input: a typed error with the offending values, nothing written, and everybody else is served on."""
+"""Bad input gives a typed error with the offending values. Nothing is written, and all others are served on."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ import tdserve
 
 
 def create(client: tdserve.Client, name: str, sampler: Any) -> tdserve.ReplayHandle:
-    """A table of five rows, of which one has the fourfold priority.
+    """A table of five rows. One of them has four times the priority of the others.
 
-    Weights compare a row with the smallest priority that is left for the consumer: whichever four rows it draws, one of
-    priority one is left for each draw.
+    Weights compare a row with the smallest priority that is left for the consumer. Whichever four rows the consumer
+    draws, a row of priority one is left at each draw.
     """
     numbers = torch.arange(5)
     table = client.create_replay(name, TensorDict({"number": numbers[0]}, []), 8, sampler=sampler)

@@ -1,4 +1,4 @@
-"""A restore of a checkpoint that was removed or damaged: the error tells, and names the newest that is whole."""
+"""A restore of a checkpoint that was removed or damaged: the error says so, and names the newest whole one."""
 
 from __future__ import annotations
 

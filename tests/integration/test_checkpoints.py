@@ -197,8 +197,8 @@ def test_checkpoint_when_it_is_not_the_first_then_only_what_has_changed_is_writt
 def test_moment_when_writers_go_on_then_one_of_all_stores(
     server: tdserve.Server, other: tdserve.Server, tmp_path: Path, transport: str
 ) -> None:
-    """A writer writes each number to one table, then to another, then to a keyed store and overwrites a store: at each
-    moment the one before is at most one ahead of the next."""
+    """A writer writes each number to one table, then to another, then to a keyed store, and then over a store. So at
+    each moment one of these is at most one number ahead of the next."""
     is_over, has_begun = Event(), Event()
 
     def write() -> None:

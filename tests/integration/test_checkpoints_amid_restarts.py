@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 
 def restart_when_kept(crashing: Crashing, num_times: int) -> Callable[[CheckpointProgress], None]:
-    """Returns what restarts a server so often, each time when a client begins to read what it has kept."""
+    """Returns a function that restarts a server so often, each time when a client begins to read what it has kept."""
     left = list(range(num_times))
 
     def restart(progress: CheckpointProgress) -> None:

@@ -1,4 +1,4 @@
-"""Clients that are closed, forked, pickled, refused, or find nobody."""
+"""Clients that are closed, forked, pickled or refused, or that find no server."""
 
 from __future__ import annotations
 

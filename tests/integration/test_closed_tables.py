@@ -1,4 +1,5 @@
-"""Readers of a table that is closed: they get what is left, also what is complete only later, and then the end."""
+"""Readers of a table that is closed: they get the rows that are left, also those that are completed later, and then the
+end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Garbage collections that begin inside of calls: none is set off by tensors that are new each time, or by values."""
+"""Garbage collections that begin inside calls: neither new tensors nor values set one off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 NUM_LEAVES = 2_000
 
 NUM_HELD = 100_000
-"""Tensors of a large process: a collection of all its objects takes most of a second."""
+"""Tensors of a large process. To collect all its objects takes most of a second."""
 
 
 def make(number: int) -> TensorDict:

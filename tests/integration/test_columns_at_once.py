@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 NUM_ROWS = 32
 WIDTH = 4_096
-"""Large enough that to write a leaf of all rows takes a while."""
+"""Large enough for a write of one leaf of all rows to take a while."""
 
 LIKE = TensorDict({"number": torch.tensor(0), "score": torch.tensor(0.0), "logp": torch.zeros(WIDTH)}, [])
 

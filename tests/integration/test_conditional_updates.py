@@ -65,7 +65,7 @@ def test_update_when_a_row_occurs_twice_then_the_last_counts(table: Any) -> None
 def test_update_when_rows_of_several_rounds_are_in_any_order_then_each_has_its_generation(
     table: Any, order: list[int], is_unchanged: bool
 ) -> None:
-    table.extend(make_rows(20, 21))  # rows 0 and 1 are of a later round than the others
+    table.extend(make_rows(20, 21))  # the ring has come to rows 0 and 1 a second time
     generations = table.find_generations(order)
     values = torch.arange(100.0, 100.0 + len(order))
     written = table.update_if_present(order, {"x": values}, generation=generations, is_unchanged=is_unchanged)

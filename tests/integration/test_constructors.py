@@ -1,4 +1,4 @@
-"""Every constructor of tensordict, as its documentation shows it: what it makes goes in and comes out equal."""
+"""Every constructor of tensordict, as its documentation shows it: its result goes in and comes out equal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.sameness import assert_same
 pytestmark = pytest.mark.integration
 
 make_tensordict: Any = tensordict.make_tensordict
-make: Any = TensorDict  # its stubs know none of the keyword arguments of the documentation
+make: Any = TensorDict  # the stubs lack the keyword arguments of the documentation
 
 
 @dataclasses.dataclass
@@ -144,7 +144,7 @@ def _h5(path: Path) -> Path:
 
 
 def plain(td: Any) -> Any:
-    """Returns what it comes back as: files and their memory do not travel."""
+    """Returns the expected result: files and their memory do not travel."""
     if isinstance(td, PersistentTensorDict):
         return td.to_tensordict()
     if isinstance(td, tensordict.LazyStackedTensorDict) or not any(map(is_mapped, td.values(True, True))):

@@ -22,7 +22,7 @@ SECRET = bytes(32)
 FRAME = struct.Struct("<BIQ")
 GREETING = FRAME.pack(0, 0x7464_7365, 0)
 MAX_GROWTH_BYTES = 32 << 20
-"""Far above what control and a worker keep of one stream: 1 MiB, and their sockets."""
+"""Far more than control and a worker keep of one stream: 1 MiB, and the buffers of their sockets."""
 
 
 @pytest.fixture(scope="module")

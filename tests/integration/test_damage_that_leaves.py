@@ -1,4 +1,4 @@
-"""Damage of a server's disk stays known where the content goes: by a checkpoint, and by a move to another server."""
+"""Damage of a server's disk stays known when the content goes elsewhere: to a checkpoint, or to another server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_rows(first: int = 0) -> TensorDict:
 
 
 def fill(client: tdserve.Client) -> None:
-    """Makes a store of each kind that has rows, all but one compared, and weights."""
+    """Makes a store of each kind that has rows, and weights. All stores but one compare checksums."""
     rows = make_rows()
     texts = TensorDict({"x": rows["x"], "t": NonTensorStack(*(f"text {n}" for n in range(NUM_ROWS)))}, [NUM_ROWS])
     client.init_remote(rows, "td", checksum=True)
@@ -56,7 +56,7 @@ def flip(path: Path, at: int) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[tdserve.Server]:
-    """A server that has ended in order and started again since one row of each store, and a version, were damaged."""
+    """A server that ended in order, and started again after one row of each store and a version were damaged."""
     root = tmp_path / "source"
     with tdserve.Server(root, port=0) as made, made.client() as client:
         fill(client)
@@ -96,7 +96,8 @@ def leave(request: pytest.FixtureRequest, source: tdserve.Server, target: tdserv
 
 
 def check_damaged(client: tdserve.Client) -> None:
-    """Checks that the damaged row of each compared store is an error, and all others are whole."""
+    """Checks that reads of a damaged row fail in each store that compares checksums, and that all other rows are
+    whole."""
     others = [number for number in range(1, NUM_ROWS) if number != DAMAGED]
     for name in ("td", "dataset", "texts"):
         with pytest.raises(DamagedRowError, match=f"row {DAMAGED} of store '{name}'"):

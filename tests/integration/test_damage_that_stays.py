@@ -1,4 +1,4 @@
-"""Stores with ``checksum=True``: a damaged row stays one until it is written whole, whatever else happens to it."""
+"""Stores with ``checksum=True``: whatever happens to it, a damaged row stays damaged until it is written as a whole."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_rows(start: int = 0) -> TensorDict:
 
 
 def make_store(client: tdserve.Client, kind: str) -> Any:
-    """Makes a store of rows that are synced, as each later write is before it is answered."""
+    """Makes a store with synced rows. Later writes are synced before they are answered."""
     rows = make_rows()
     if kind == "tensordict":
         client.init_remote(rows, "store", checksum=True, durability="disk")
@@ -195,7 +195,7 @@ def test_table_when_it_gets_its_first_row_in_part_then_damaged_rows_stay_damaged
         table = make_store(client, "table")
         damage(root, DAMAGED)
         first = TensorDict({"n": torch.tensor([50])}, [1])
-        table.extend(first)  # replaces row 0, and makes a column of what each row has
+        table.extend(first)  # replaces row 0, and moves what each row has into a column
         check_damaged(server, "table")
         assert table[7]["x"].tolist() == [7.0] * WIDTH
     server.shutdown()

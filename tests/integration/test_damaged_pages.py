@@ -1,4 +1,4 @@
-"""A page of LMDB at which it ends the process that writes: a worker ends once, and serves all else from then on."""
+"""A page at which LMDB ends the process that writes: the worker ends once, and serves everything else from then on."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_worker_when_a_damaged_page_ends_it_then_next_one_refuses_the_store_and_
 
 
 def make_entries(server: tdserve.Server, num: int, **options: Any) -> None:
-    """Puts entries, kills the server, and ends it: no copy of a last sync can be put back."""
+    """Puts entries, and kills the server, so that there is no copy of a last sync to put back."""
     with server.client(transport="gloo") as client:
         client.create_kv("entries", **options).update(
             {str(number): {"x": torch.tensor(number)} for number in range(num)}

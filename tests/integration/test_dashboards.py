@@ -1,4 +1,4 @@
-"""The files of deploy/ for Prometheus and Grafana: each name in them is one that a live server shows."""
+"""The files of deploy/ for Prometheus and Grafana: a live server shows each name in them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def wait_in_vain(empty: tdserve.ReplayHandle, url: str) -> bool:
-    """Lets a call wait for rows of an empty table. False if it was over before the server could count it."""
+    """Lets a call wait for rows of an empty table. Returns False if it was over before the server could count it."""
     with pytest.raises(tdserve.DeadlineExceededError):
         empty.sample(4, timeout_s=0.01)
     return "tdserve_store_waiting_calls" in scrape(url)
@@ -187,5 +187,5 @@ def test_queries_when_a_real_prometheus_evaluates_them_then_each_has_a_result(ur
         assert all('code!="OK"' in each or "leased" in each for each in empty), empty
         assert time.monotonic() - begun_s < 30
         for alert in list_alerts():
-            # From a few seconds of a busy disk nothing follows for four hours: that alert waits for ten minutes.
+            # A few seconds of a busy disk do not predict the next four hours: that alert waits for ten minutes.
             assert not query(prometheus, alert) or "predict_linear" in alert, alert

@@ -42,7 +42,8 @@ def store(client: tdserve.Client, name: str) -> Iterator[tdserve.StoreHandle]:
 
 
 def _others(known: set[int]) -> set[int]:
-    """Children of this process but for those that are known, and multiprocessing's own, which live as long as it."""
+    """Children of this process, without known ones and without multiprocessing's own, which live as long as this
+    process."""
     return {pid for pid in children_of(os.getpid()) if pid not in known and not _is_tracker(pid)}
 
 

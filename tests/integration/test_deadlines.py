@@ -1,4 +1,4 @@
-"""Calls keep their deadlines in every state of the server: stopped or gone, with an open session or without."""
+"""Calls keep their deadlines whether the server is stopped or gone, with an open session or without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's roles as containers run them: whichever is killed, the others go on, and all end by themselves."""
+"""The demo's roles, as containers run them: if one is killed, the others go on, and all end by themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server with few descriptors serves as many clients as they suffice for, and refuses the others."""
+"""A server with few descriptors serves as many clients as it can, and refuses the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that nobody has closed: they end once nothing that they handed out can be used, and not before."""
+"""Clients that nobody closed: they end once nothing that they handed out can be used any more, and not before."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_client_when_dropped_while_its_server_is_away_then_it_is_freed(
 
 
 class Kept(NamedTuple):
-    """What a test keeps of a client, and how it is used."""
+    """Something that a test keeps of a client, and how to use it."""
 
     kept: Any
     use: Callable[[Any], object]

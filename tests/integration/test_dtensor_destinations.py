@@ -1,4 +1,4 @@
-"""What sharded weights are read into: which of it is filled, and what is refused by key before."""
+"""Destinations of sharded weights: what is filled, and what is refused first, with its key."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_module_in_a_dict_when_only_one_side_has_a_name_then_refused_with_a_reme
 def test_names_when_one_side_has_them_below_a_key_then_the_remedy_is_to_read_there(
     client: tdserve.Client, name: str
 ) -> None:
-    """As after a publish of ``{"model": model}``, or of a module that DistributedDataParallel wraps."""
+    """The keys are those of a publish of ``{"model": model}``, or of a module in DistributedDataParallel."""
     net, other = nn.Linear(2, 2), nn.Linear(2, 2)
     dtensor.publish(client, name, {"model": net})
     message = r"the version has these names below 'model', .* give into=\{'model': \.\.\.\}"

@@ -1,4 +1,4 @@
-"""Ranks that are killed amid a publish, and a server that is: the version is whole or not there."""
+"""Ranks, or a server, are killed in the middle of a publish: the version is whole, or not there."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_module_when_read_into_one_with_other_shards_then_it_and_its_optimizer_g
     sizes: tuple[int, int],
     tp: tuple[int, int],
 ) -> None:
-    """A net of seven hidden units is no multiple of the ranks. With ``tp`` its shards are sharded again."""
+    """Seven hidden units cannot be divided evenly among ranks. With ``tp`` the shards are sharded again."""
     for role, size, num_tp in zip(("train", "load"), sizes, tp, strict=True):
         name, options = f"{transport}-{sizes}-{tp}", {"dtype": dtype, "num_hidden": num_hidden, "transport": transport}
         found = run(ranks, role, server.address, name, tmp_path, size, tp=num_tp, **options)
@@ -86,7 +86,7 @@ def test_publish_when_a_rank_raises_then_all_do_and_the_last_version_stays_whole
 def test_publish_when_the_answer_to_the_index_is_lost_then_errors_name_both_outcomes(
     ranks: ForkedClients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server ends as soon as it has the index, which follows two parts, on record."""
+    """The server dies as soon as it has recorded the index, which follows two parts."""
     with monkeypatch.context() as patched:
         patched.setenv("TDSERVE_FAILPOINT", "publish.recorded:3")
         crashing = Crashing(tmp_path / "root")
@@ -159,7 +159,7 @@ def test_read_when_versions_are_published_meanwhile_then_none_is_mixed_with_anot
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each is retired as soon as the next is there; and each leaf is a request of its own."""
+    """Each version is retired as soon as the next is there, and each leaf takes a request of its own."""
     monkeypatch.setattr(sharded_reads, "READ_NBYTES", 1)
     num_versions = 30
     options = {"num_versions": num_versions, "keep": 1}

@@ -35,7 +35,7 @@ CAPACITY = 20_000
 ANSWERS_CAPACITY = 100
 
 MAX_LOST_WRITES = 4
-"""Writes whose rows were granted when a server was killed, and one whose rows are half overwritten."""
+"""Writes whose rows were granted before a server was killed, and one whose rows are half overwritten."""
 """64 rows are 1 MiB, one message over the data transport; one row rides inside the request."""
 
 NUM_LONG = 2000
@@ -102,8 +102,8 @@ def test_writes_when_control_is_killed_again_and_again_then_each_is_stored_once_
 
 
 def check_newest(found: Counter[int], said: list[int], num_rows: int) -> None:
-    """Checks that every acknowledged write is there once and whole, except those that a fast machine has overwritten by
-    now."""
+    """Checks that every acknowledged write is there once and whole, except writes that later ones have already
+    overwritten."""
     is_all = len(said) * num_rows <= CAPACITY
     kept = said if is_all else said[-(CAPACITY // num_rows - MAX_LOST_WRITES) :]
     assert {number: found[number] for number in kept} == dict.fromkeys(kept, num_rows)

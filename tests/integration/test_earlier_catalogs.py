@@ -1,4 +1,4 @@
-"""Roots whose catalog is of an earlier moment than what their stores' folders have on record."""
+"""Roots whose catalog is older than the records in their stores' folders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def kill(server: tdserve.Server) -> None:
 
 
 def make_drawn(root: Path, sync_interval_s: float) -> tdserve.Server:
-    """Returns a running server with a table of which two ranks have drawn, and with versions, since ``before``."""
+    """Returns a running server with a table from which two ranks have drawn since ``before``, and with versions."""
     with tdserve.Server(root, sync_interval_s=0) as server, server.client() as client:
         client.create_replay("table", like=ROW, capacity=5000, max_times_sampled=1).extend(make_rows(0, 90))
         client.create_replay("still", like=ROW, capacity=5000).extend(make_rows(0, 9))

@@ -1,4 +1,4 @@
-"""Indices that go beyond the rows: for an entry, an ellipsis stands for the entry's own dimensions too."""
+"""Indices with more dimensions than the rows: for an entry, an ellipsis also stands for the entry's own dimensions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example programs run, shortly, and their rows are in the tables of the server."""
+"""The example programs run for a short time, and their rows are in the tables of the server."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 
 class Scaled(nn.Module):
-    """A module with extra state, as those of fp8 training have."""
+    """A module with extra state, as modules of fp8 training have."""
 
     def __init__(self, state: Any, width: int = 4) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """Kills a process at each failpoint in turn, starts it again, and checks what the table of failpoints states.
 
-All kills share two servers; each operation has a store of its own. Where the control process dies, its client dies with
-it, or goes on: then the call must end as if nothing had happened. Every run has one kill of each operation, ``-m full``
+All kills share two servers; each operation has a store of its own. If the control process dies, its client dies with it
+or goes on. If it goes on, its call must end as if nothing had
+happened. Every run has one kill of each operation, ``-m full``
 all of them; the simulation (``tests/simulation``) crashes at most failpoints of the control process in every run.
 """
 
@@ -28,14 +29,14 @@ pytestmark = pytest.mark.integration
 
 
 class Case(NamedTuple):
-    """How a failpoint is reached, and what is there afterwards.
+    """How a failpoint is reached, and which state it leaves.
 
     Attributes:
         operation: The operation that reaches it, by name.
-        states: What may be there if the process dies and the operation is not repeated.
+        states: The possible states if the process dies and the operation is not repeated.
         transports: Of the client.
         server: The number of the server that dies.
-        nth: At which time the process dies of those that it gets there.
+        nth: The process dies when it reaches the failpoint for this time.
     """
 
     operation: str
@@ -115,7 +116,7 @@ CASES = {
 """The case of each failpoint."""
 
 FIRST_CRASH = {"overwrite": "overwrite.journalled", "add keys": "alteration.recorded"}
-"""Where the server dies that leaves something to be recovered."""
+"""Failpoints at which a server that dies leaves something to recover."""
 
 
 EVERY_DAY = {
@@ -142,7 +143,7 @@ EVERY_DAY = {
     "move.recorded": ("both",),
     "recovery.keys-finished": ("recovery",),
 }
-"""What every run has: the process dies with its client, or the server alone, and so on."""
+"""The cases of every run: the process dies with its client, the server dies alone, and so on."""
 
 
 class Servers:
@@ -202,7 +203,7 @@ class Servers:
         return ",".join(addresses) if operation == "move" else addresses[0]
 
     def list_folders(self, name: str) -> list[Path]:
-        """Returns the folders of a store, deleted or not, and of what has come of any."""
+        """Returns the folder of a store, and those of deleted stores."""
         roots = [Path(server.config.root) for server in self._servers]
         return [path for root in roots for part in (name, ".deleted-*") for path in root.glob(f"stores/{part}")]
 
@@ -214,7 +215,7 @@ class Servers:
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[Servers]:
-    """The servers of all cases. Their root is in memory: what dies is a process, not the machine."""
+    """The servers of all cases. Their root is in memory: a process dies, not the machine."""
     with ExitStack() as stack:
         forked_clients = stack.enter_context(ForkedClients("tests.integration.struck_operations"))
         started = Servers(stack.enter_context(make_quick_root()), forked_clients)
@@ -244,7 +245,7 @@ def _list_kills(*processes: str, kind: str) -> list[Any]:
 
 
 def _check_usable(servers: Servers, case: Case, name: str, found: str) -> None:
-    """Checks that an operation that was cut short leaves nothing in its own way."""
+    """Checks that an operation that was cut short can be repeated."""
     operation = OPERATIONS[case.operation]
     with servers.connect(case.operation) as client:
         if found != "new":

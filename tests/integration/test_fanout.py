@@ -53,7 +53,7 @@ def pullers(
 
 
 def pull(children: list[Child], version: int) -> list[float]:
-    """Lets all pullers get a version, right in every byte; returns how many seconds each took."""
+    """Lets all pullers get a version, and checks every byte; returns how many seconds each took."""
     for child in children:
         child.signal(signal.SIGUSR1)
     took_s = []
@@ -65,7 +65,7 @@ def pull(children: list[Child], version: int) -> list[float]:
 
 
 class Traffic:
-    """Counts the whole versions that went over gloo since it was made."""
+    """Counts the whole versions that have gone over gloo since this object was made."""
 
     def __init__(self, client: tdserve.Client) -> None:
         self._client = client

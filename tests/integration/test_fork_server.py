@@ -1,4 +1,5 @@
-"""The process that forks data workers may die or stand still: no acknowledged row is lost, and no process stays."""
+"""The process that forks data workers dies or stands still: no acknowledged row is lost, and no process is left
+behind."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ def test_clients_when_no_data_worker_has_started_then_local_ones_work_and_others
 ) -> None:
     with tdserve.Server(tmp_path / "root", one_port=one_port) as server:
         (fork_server,) = fork_servers_of(server.pid)
-        copied = tmp_path / "copied"  # a client that is on this machine, and does not see the root
+        copied = tmp_path / "copied"  # this client is on the same machine, but does not see the root
         copied.mkdir()
         with stopped(fork_server), ThreadPoolExecutor(1) as thread, server.client(transport="shm") as client:
             table = client.create_replay("table", ROW, 100)

@@ -44,7 +44,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Server]
 def client(
     request: pytest.FixtureRequest, server: tdserve.Server, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tdserve.Client]:
-    """A client with a session that is set to a short timeout later. What is not limited by that takes a minute."""
+    """A client with a session, whose timeout is set to a short one later. A wait that ignored it would take a
+    minute."""
     monkeypatch.setattr(taking, "GIVE_BACK_TIMEOUT_S", 60.0)
     monkeypatch.setattr(batches, "JOIN_TIMEOUT_S", 60.0)
     with server.client(transport=request.param) as made:

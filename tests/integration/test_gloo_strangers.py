@@ -1,5 +1,5 @@
-"""A peer without the token gets nothing at a gloo port: it is refused, and the connection that it breaks is replaced
-soon, without loss."""
+"""A peer without the token gets nothing at a gloo port. It is refused, and if it breaks a connection, that is soon
+replaced, without loss."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
 
 
 def order_of(port: int) -> int:
-    """Returns the sort key of a port: of two ends at one address the one whose port is first in gloo's order
+    """Returns the sort key of a port. Of two ends at one address, the end whose port is first in gloo's order
     listens."""
     return socket.htons(port)
 
 
 def have_port_above(port: int) -> None:
-    """Gives this process a gloo port with which the end at another port listens."""
+    """Gives this process such a gloo port that the end at the other port is the one that listens."""
     while order_of(device_of_this_process()[0]) <= order_of(port):
         proven.leave_all_devices()
 
 
 def ports_below_others(server: tdserve.Server, client: tdserve.Client) -> set[int]:
-    """Returns the ports of the worker, whose latest in gloo's order has at least one in sixteen behind it: a worker
-    without such ports is replaced."""
+    """Returns the ports of the worker. At least one port in sixteen comes after its last one in gloo's order: a worker
+    whose ports are too late is replaced."""
     while True:
         with server.client(token=TOKEN, transport="gloo", timeout_s=60.0) as first:
-            first.from_remote_init("secret")  # the worker has a port by now that the next pair will use
+            first.from_remote_init("secret")  # by now the worker has a port, which the next pair will use
         worker = ready_worker(client)
         ports = listening_ports(worker["pid"])
         if max(map(order_of, ports)) < order_of(0x00F0):
@@ -72,8 +72,8 @@ def ports_below_others(server: tdserve.Server, client: tdserve.Client) -> set[in
 
 
 def strike(server: tdserve.Server, client: tdserve.Client, behave: Callable[[Line], None]) -> int:
-    """A client connects while a stranger has the next numbers of the worker, until one of them has become a pair. It
-    reads the store "secret" all the same.
+    """A client connects while a stranger uses the worker's next numbers, until one of these has become a pair. The
+    client still reads the store "secret".
 
     Returns:
         The number of restarts of the worker before the last try.
@@ -110,7 +110,7 @@ def test_connect_when_a_stranger_has_the_next_numbers_then_the_client_gets_in_an
 
 
 def spoil(line: Line) -> None:
-    """Sends bytes that gloo takes for a fault of its own, which ends the process."""
+    """Sends bytes that gloo takes for a fault of its own: that ends the process."""
     line.send(PREAMBLE.pack(PREAMBLE.size + 8, CONTENT, 999, 0, 8, 0) + b"\0" * 8)
 
 

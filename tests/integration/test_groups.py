@@ -1,4 +1,4 @@
-"""Groups of client processes: what they exchange, and what becomes of them when members die, stop and come back."""
+"""Groups of client processes: what they exchange, and what happens when members die, stop and come back."""
 
 from __future__ import annotations
 

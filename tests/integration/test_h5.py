@@ -160,7 +160,7 @@ def test_file_when_rows_of_it_extend_a_replay_then_are_there(client: tdserve.Cli
 
 
 def is_created(client: tdserve.Client, name: str) -> bool:
-    """Creates a store of three ones; returns False while what was begun under its name has not ended."""
+    """Creates a store of three ones; returns False while an earlier creation under its name has not ended."""
     try:
         client.init_remote(TensorDict({"x": torch.ones(3)}, []), name)
     except tdserve.StoreExistsError:

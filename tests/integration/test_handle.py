@@ -1,4 +1,4 @@
-"""A handle does what the same expression does on a local tensordict: each test runs both."""
+"""An expression on a handle gives the same as on a local tensordict: each test runs both."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_setitem_when_value_is_expanded_then_equals_the_local_one(store: Any, td
 
 @pytest.mark.parametrize("value", [0, 2.5, -1, True, torch.tensor(3), torch.zeros(())])
 def test_setitem_when_number_then_every_tensor_gets_it(client: tdserve.Client, name: str, value: Any) -> None:
-    """Non-tensor entries keep theirs, as tensordict announces for 0.17; 0.15 puts tensors there."""
+    """Non-tensor entries keep their values, as tensordict announces for 0.17; 0.15 puts tensors there."""
     ours = TensorDict({"x": numbers(4, 3), "n": {"y": numbers(4, 2)}, "text": "one"}, [4])
     store = client.memmap(ours, name)
     if isinstance(value, torch.Tensor) and value.dtype != torch.int64:

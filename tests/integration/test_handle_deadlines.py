@@ -1,4 +1,4 @@
-"""Calls of several steps have one deadline: a server that stands still before any of the steps does not add to it."""
+"""A call of several steps has one deadline, even if the server stands still before one of the steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMIT_S = 6.0
 """Limit for these calls, all at once on a busy machine; alone they take less than 1 s."""
 
 GONE = "gone"
-"""A key that handles know and the store no longer has, or that neither has: such an access asks for the structure."""
+"""A key that handles know but the store no longer has, or that neither has: an access asks for the structure."""
 
 ROW = TensorDict({"x": torch.zeros(3), "y": torch.zeros(2)}, [])
 ROWS = ROW.expand(4).clone()
@@ -173,7 +173,7 @@ def test_calls_of_several_steps_when_the_server_stands_still_then_they_end_in_ti
 
 
 class Muted:
-    """A client whose server seems to stand still from the moment on at which another client sees something of a store.
+    """A client whose server seems to stand still as soon as another client sees a certain state of a store.
 
     Attributes:
         store: The client's handle.
@@ -185,7 +185,7 @@ class Muted:
         self.store, self.witness, self.cutting = store, witness, cutting
 
     def perform(self, call: Callable[[Any], object], is_due: Callable[[Any], bool]) -> None:
-        """Makes a call, and mutes the client as soon as the witness sees what is due; checks the time that it takes."""
+        """Makes a call, and mutes the client as soon as the witness sees the state; checks how long the call takes."""
         self.cutting.mute_when(lambda: is_due(self.witness))
         began_s = time.monotonic()
         try:

@@ -37,7 +37,7 @@ def forked_clients() -> Iterator[ForkedClients]:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An archive that has many pieces, each row of which repeats a number."""
+    """An archive that has many pieces. Each row repeats one number."""
     path = tmp_path_factory.mktemp("npz") / "large.npz"
     number = (np.arange(LARGE_NBYTES >> 16) % 251).astype(np.uint8)
     np.savez(path, pixels=np.broadcast_to(number[:, None], (len(number), 1 << 16)), number=number)

@@ -1,4 +1,4 @@
-"""The package as pip has installed it, from wherever Python is started."""
+"""The installed package works wherever Python is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws for ranks whose rows have new generations, or have gone: restarts, copies, losses of power."""
+"""Draws for ranks, after their rows got new generations or were lost: restarts, copies, losses of power."""
 
 from __future__ import annotations
 

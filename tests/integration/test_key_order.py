@@ -1,4 +1,4 @@
-"""Stores whose structures differ only in the order of their keys: each keeps its own, for everybody and for good."""
+"""Stores whose structures differ only in the order of their keys: each keeps its order, for all clients, always."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def latest(client: tdserve.Client, name: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crashing]:
-    """A server with none but these stores, that can be killed."""
+    """A server that has only these stores, and may be killed."""
     with Crashing(Path(tmp_path_factory.mktemp("orders"))) as started:
         yield started
 

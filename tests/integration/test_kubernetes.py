@@ -26,7 +26,7 @@ from tdserve.client.cluster.membership import read_membership  # noqa: E402
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MANIFESTS = DEPLOY / "kubernetes"
 VERSIONS = ["1.29", kubernetes_validate.latest_version()]
-"""The oldest of Kubernetes for which the manifests are meant, and the newest whose schemas there are."""
+"""The oldest version of Kubernetes that the manifests support, and the newest with published schemas."""
 
 PYTHON_START_S = 2.0
 TOKEN = "a token\n"
@@ -38,7 +38,7 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 def merge(into: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a patch makes of a manifest: values replace values, and are merged if both are mappings."""
+    """Returns a manifest with a patch applied: values replace values; if both are mappings, they are merged."""
     merged = dict(into)
     for key, value in patch.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -92,7 +92,7 @@ def job() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def checkpoint_job() -> dict[str, Any]:
-    """What the manifest of checkpoints runs each time, and the name of its claim."""
+    """The command that the manifest of checkpoints runs each time, and the name of its claim."""
     claim, cron = load(MANIFESTS / "checkpoint-cronjob.yaml")
     found: dict[str, Any] = cron["spec"]["jobTemplate"]
     (named,) = [each for each in pod_of(found)["volumes"] if each["name"] == "checkpoints"]

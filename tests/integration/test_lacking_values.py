@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 
 NUM_READS = 15
 NUM_LARGE = 600_000
-"""More numbers than an entry may have that comes in a message."""
+"""More numbers than fit into an entry that is part of a message."""
 
 NUM_ROWS = 20_000
 """More than the server reads values of at a time."""

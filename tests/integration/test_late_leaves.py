@@ -1,4 +1,4 @@
-"""Rows with any combination of leaves, any part of which is written later, in every way of writing."""
+"""Rows with any combination of leaves. Any part of these is written later, in every way of writing."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def write(table: Any, how: str, tag: int, *keys: str) -> torch.Tensor:
 
 
 def parts() -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields every part of the leaves that rows may have at first, not none and not all, with a way to write it."""
+    """Yields each set of leaves that rows may have at first, neither none nor all, with a way to write it."""
     found = [part for size in range(1, len(KEYS)) for part in combinations(KEYS, size)]
     return zip(found, cycle(WAYS), strict=False)
 

@@ -1,4 +1,5 @@
-"""Groups of rollouts whose rewards come late: counted while they wait, they leave whole when they are too old."""
+"""Groups of rollouts whose rewards come late. They count while they wait, and leave as whole groups when they are too
+old."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Leases that last for a limited time (``lease_s``): over a restart, a checkpoint, and for what hangs. What every
-transport has in common is in ``tests/conformance/limited_leases_suite.py``."""
+"""Leases that last for a limited time (``lease_s``): over a restart and a checkpoint, and with consumers that hang.
+Tests that every transport passes are in ``tests/conformance/limited_leases_suite.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Non-tensor leaves that are shared: what one process writes the others read, however they were started."""
+"""Shared non-tensor leaves: what one process writes, the others read, however they were started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A local writer that goes on writing takes rows by itself; to everybody else it is as if it had asked for each."""
+"""A local writer that goes on writing takes rows by itself. For everybody else it is as if it had asked for each
+row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may be a local client, and what one may do that sees the files but may not write them."""
+"""Who may be a local client, and what a client may do that sees the files but may not write them."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_set_when_several_wait_for_the_same_rows_then_one_after_the_other_gets_t
             left = [second, third]
             while left:
                 stopped = wait_for(lambda: _stopped(left) or None, "the next turn")
-                client.describe(name)  # the server has answered by now whatever it allowed when it allowed this
+                client.describe(name)  # by now the server has answered everything that it allowed at that time
                 assert _stopped(left) == stopped, "two write the same rows"
                 left.remove(stopped[0])
                 stopped[0].signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Stores that local clients have mapped, and that others delete, make anew, and write over."""
+"""Stores that local clients have mapped, while others delete them, make them anew, and overwrite them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_store_when_it_is_made_anew_while_a_client_maps_it_then_the_new_one_is_u
     if kind == "read":
         assert said == "found " + " ".join([str(AFTER)] * NUM_ROWS)
         return
-    # What it asks again it may do: as somebody who comes now.
+    # It may make requests anew, like a client that connects now.
     assert said.startswith("done"), said
     assert numbers_in(handle[:]) == [LOST] * NUM_ROWS
     if kind == "extend":

@@ -1,4 +1,4 @@
-"""Versions that local clients map and publish: nothing moves under a reader, nothing half is seen."""
+"""Versions that local clients map and publish: nothing changes under a reader, and nobody sees half a version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 BEFORE, LOST, AFTER = 1, 2, 3
 
 KEEP = 2
-"""Versions that stay readable, if nothing else was said."""
+"""Versions that stay readable by default."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def files_of(server: tdserve.Server, name: str) -> list[str]:
 
 
 def check_newest(client: tdserve.Client, name: str, version: int, number: int) -> None:
-    """The newest version, copied, mapped, and copied into tensors that are there."""
+    """The newest version: copied, mapped, and copied into existing tensors."""
     into = rows(0)
     for found in (client.latest(name), client.latest(name, copy=False), client.latest(name, out=into)):
         assert found is not None

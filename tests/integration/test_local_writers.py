@@ -18,7 +18,7 @@ from tests.processes import wait_for
 pytestmark = pytest.mark.integration
 
 BEFORE, LOST, AFTER = 1, 2, 3
-"""What a store holds before the fault, what the client wrote that the fault befell, and what another wrote later."""
+"""The content before the fault, the content of the client that had the fault, and what another client wrote later."""
 
 
 @pytest.fixture(scope="module")

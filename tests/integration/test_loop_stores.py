@@ -1,4 +1,4 @@
-"""The event loop of a server does nothing in proportion to its stores, whatever one of them is asked for."""
+"""The event loop of a server does no work in proportion to its stores, whatever a client asks of one of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensordict import TensorDict
 import tdserve
 from tests.integration.loop_costs import WatchedServer, long_ones
 
-pytestmark = [pytest.mark.integration, pytest.mark.full]  # it measures time, which says little beside other tests
+pytestmark = [pytest.mark.integration, pytest.mark.full]  # it measures time, which is unreliable beside other tests
 
 SIZES = [
     pytest.param((2_000, 0.006), id="2000"),

@@ -33,7 +33,7 @@ MOST_WHEN_IDLE = Counts(threads=25, descriptors=200, sessions=1, objects=1 << 30
 """Of a program with one client that does nothing."""
 
 MORE = Counts(threads=5, descriptors=5, sessions=0, objects=NUM_ROUNDS)
-"""Growth that is no leak, of which each round would make more: threads of a pool are started when they are needed."""
+"""Growth that is no leak: a pool starts threads when it needs them. A leak would grow with each round."""
 
 
 def drop_client(client: tdserve.Client, address: str, transport: Any, name: str) -> None:

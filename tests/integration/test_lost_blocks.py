@@ -1,4 +1,4 @@
-"""A place of checkpoints that has lost something: the next checkpoint is whole all the same."""
+"""A place of checkpoints that has lost a file: the next checkpoint is whole nevertheless."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 ID = TensorDict({"id": torch.tensor(0)}, [])
 IDS = TensorDict({"id": torch.arange(8)}, [8])
 SMALL, MEDIUM, LARGE = 10_000, 500_000, 10_000_000
-"""Floats of a row: one message, several posted at once, and more than are posted at once."""
+"""Floats of a row: one message, several messages that are posted at once, and more than that."""
 
 TIMEOUT_S = 60.0
 
@@ -37,7 +37,7 @@ def rows(num_floats: int, value: float = 1.0) -> TensorDict:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tdserve.Server]:
-    """A server that takes a stopped worker for a slow one, as its clients do."""
+    """A server that takes a stopped worker for a slow one, and whose clients do the same."""
     with make_quick_root() as root, tdserve.Server(root, worker_timeout_s=TIMEOUT_S) as started:
         yield started
 

@@ -1,4 +1,4 @@
-"""Local clients that are killed while they write leaves which the rows of a table have lacked until then."""
+"""Local clients that are killed while they write leaves that the rows of a table have lacked so far."""
 
 from __future__ import annotations
 

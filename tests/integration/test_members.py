@@ -1,5 +1,5 @@
-"""Members of a lazy stack of different keys that take the place of others come out as they went in: with their
-parameters, buffers, locks and nested tensors, whichever call writes them."""
+"""Members of a lazy stack with different keys replace others, and come out as they went in: with their parameters,
+buffers, locks and nested tensors, whichever call writes them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def member(**entries: Any) -> TensorDict:
 
 
 def everything() -> TensorDict:
-    """A member with every key that another one has, since a store has no keys but those it was made with."""
+    """A member with every key of another member, because a store has only the keys that it was made with."""
     n = TensorDict({"y": torch.rand(ROWS)}, [ROWS])
     return member(w=torch.rand(ROWS, 3), n=n, t=jagged(3, 1, 2), v="word", rows=n.clone())
 
@@ -53,7 +53,8 @@ MEMBERS: dict[str, Callable[[], Any]] = {
 
 
 def around(members: list[Any], dim: int) -> TensorDict:
-    """A tensordict around a stack along the first of two dimensions, or along the second of one."""
+    """A tensordict of two dimensions around a stack along the first, or of one dimension around a stack along the
+    second."""
     stack: Any = LazyStackedTensorDict(*members, stack_dim=dim)
     depth = 1 if dim else 2
     return (
@@ -254,6 +255,6 @@ def test_members_when_the_server_starts_again_then_others_read_them_as_they_were
 
 
 def _twice(td: TensorDict) -> TensorDict:
-    """Returns its rows and some more; nested tensors cannot be concatenated."""
+    """Returns its rows and some others; nested tensors cannot be concatenated."""
     rows: Any = torch.cat([td.exclude("t"), td.exclude("t")])
     return TensorDict({**dict(rows.items()), "t": jagged(3, 1, 2, 3, 1, 2)}, [2 * ROWS])

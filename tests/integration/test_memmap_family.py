@@ -68,7 +68,7 @@ def content() -> TensorDict:
 
 
 def call(client: tdserve.Client, method: str, name: str, **options: Any) -> Any:
-    """Calls a method of the family as its kind asks; of a future its result."""
+    """Calls a method of the family as its kind requires; returns the result, also if that is in a future."""
     if method == "load_memmap":
         found = client.load_memmap(name, **options)
     elif method == "memmap_refresh_":

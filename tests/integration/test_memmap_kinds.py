@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:.*nest
 
 
 def outline(td: Any) -> Any:
-    """Returns all but the content of tensors: types, keys, batch sizes, names, shapes, dtypes, non-tensor values."""
+    """Returns everything except the content of tensors: types, keys, batch sizes, names, shapes, dtypes, other
+    values."""
     if isinstance(td, TensorDictParams):
         return type(td), td.no_convert, outline(td._param_td)
     if isinstance(td, torch.Tensor):
@@ -45,7 +46,7 @@ def outline(td: Any) -> Any:
 
 
 def tensors(td: Any) -> list[torch.Tensor]:
-    """Returns all its tensors, of a lazy stack those of each row."""
+    """Returns all its tensors; for a lazy stack those of each row."""
     found: list[torch.Tensor] = []
     td.apply(found.append, filter_empty=True)
     return found

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 LIMIT_BYTES = 1 << 20
 VALUE_BYTES = 60_000
-"""Rides in the request; what is larger travels apart, and is not held while its request waits."""
+"""Such content is part of the request. Larger content travels apart, and is not held while its request waits."""
 
 
 def rows(num_rows: int, num_characters: int) -> TensorDict:
@@ -42,7 +42,8 @@ def test_writers_when_no_client_reads_then_the_server_holds_no_more_than_its_lim
         refused = [error for error in errors if isinstance(error, tdserve.ServerBusyError)]
         assert refused
         assert refused[0].fields["limit"] in (LIMIT_BYTES, LIMIT_BYTES // 2)  # of all, or of one session
-        # Each that waits would be held as it came and taken apart, 43 MB in all. Buffers of gRPC alone come to 6 to 14.
+        # If waiting requests were held, whole and decoded, they would take 43 MB. Buffers of gRPC alone take 6 to 14
+        # MB.
         assert read_private_bytes(server.pid) - before_bytes < 24 * LIMIT_BYTES
         assert len(queue) == 8
 

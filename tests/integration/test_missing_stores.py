@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 TD = TensorDict({"a": torch.zeros(3)}, [3])
 WAIT_S = 2.0
-"""Of a call for a store that does not come: a busy machine warns in this time too."""
+"""Timeout of a call for a store that never appears. Even a busy machine warns within this time."""
 
 CALLS: dict[str, Callable[[tdserve.Client, str, float], Any]] = {
     "replay": lambda client, name, timeout_s: client.replay(name, timeout_s=timeout_s),

@@ -1,4 +1,4 @@
-"""Tables whose rows leave once all the consumers have had them that were named when the table was created."""
+"""Tables with named consumers: a row leaves once all of them have had it."""
 
 from __future__ import annotations
 

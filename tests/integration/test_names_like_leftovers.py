@@ -1,4 +1,4 @@
-"""Stores and keys whose names end as those of unfinished files do."""
+"""Stores and keys whose names end like the names of unfinished files."""
 
 from __future__ import annotations
 

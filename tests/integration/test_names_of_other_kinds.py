@@ -1,4 +1,4 @@
-"""Open handles whose stores were deleted, and whose names mean stores of another kind now."""
+"""Open handles whose stores were deleted. Stores of another kind now have their names."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_table_handle_when_a_tensordict_store_has_its_name_then_every_call_names
 CAPACITY = 100
 
 NUM_EXTENDS = 50
-"""So many by one handle let a local client, or a worker, claim rows."""
+"""After so many extends by one handle, a local client or a worker may claim rows."""
 
 
 class Handles(NamedTuple):
@@ -207,15 +207,15 @@ REPLAY_CALLS: dict[str, Callable[[Handles], Any]] = TABLE_CALLS | {
 
 @pytest.fixture(scope="module", params=["gloo", "shm", "grpc"])
 def user(request: pytest.FixtureRequest, server: tdserve.Server) -> Iterator[tdserve.Client]:
-    """A client over each transport, with the handles of both stores: what it may read of the one is no excuse to read
-    the other."""
+    """A client over each transport, with handles of both stores: access to one of them must give no access to the
+    other."""
     with server.client(transport=request.param, timeout_s=START_TIMEOUT_S) as connected:
         connected.timeout_s = 20.0
         yield connected
 
 
 def make_used(table: Any) -> Any:
-    """Writes and reads so much by a handle that the next call may need no request."""
+    """Writes and reads by a handle until its next call may need no request."""
     for _ in range(NUM_EXTENDS):
         table.extend(rows(7.0)[:1])
     table[[0, 1]]

@@ -1,4 +1,4 @@
-"""What was read as arrays from leaves of dtypes that NumPy lacks is written back; other values are not rounded."""
+"""Leaves of dtypes that NumPy lacks are read as arrays and written back; other values are not rounded."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from tests.processes import REPOSITORY, Program, listening_addresses
 pytestmark = pytest.mark.integration
 
 HIGH_ADDRESSES = "198.18.77.1", "198.18.77.2"
-"""Of two, the one with the higher address waits for the other (seen with torch 2.13): that of loopback would not."""
+"""The end with the higher address waits for the other (seen with torch 2.13). With a loopback address it would not
+wait."""
 
 SERVER_ADDRESS_IN_PROC = "014DD50A"
 

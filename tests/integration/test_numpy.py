@@ -1,4 +1,4 @@
-"""Dicts of arrays are taken at every door that takes tensordicts, and given back where they are asked for."""
+"""Every call that takes tensordicts also takes dicts of arrays, and gives them back on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage that a call meets is in the metrics, whoever finds it, and its first error is an increase."""
+"""Damage that a call meets is in the metrics, whichever side finds it. Its first error is an increase."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 
 def scrape_damage(url: str) -> dict[str, float]:
-    """Returns how many reads have failed by damage, by the side that has measured them."""
+    """Returns how many reads have failed because of damage, by the side that has found it."""
     with urlopen(f"{url}/metrics", timeout=START_TIMEOUT_S) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     samples = [sample for family in families for sample in family.samples]

@@ -1,4 +1,4 @@
-"""Roots whose catalog does not have their stores, as one of an earlier moment: what it lacks is in their folders."""
+"""Roots whose catalog is older than their stores: the stores' folders have what it lacks."""
 
 from __future__ import annotations
 

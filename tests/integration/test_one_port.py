@@ -1,4 +1,4 @@
-"""Clients that reach nothing but the server's own port: how they find out, and what they can do."""
+"""Clients that reach only the server's own port: how they find out, and what they can do."""
 
 from __future__ import annotations
 

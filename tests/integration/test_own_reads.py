@@ -1,4 +1,4 @@
-"""Rows of a table that a reader finds without control: a data worker, or a client on the server's machine."""
+"""Rows of a table that a reader (a data worker, or a client on the server's machine) finds without control."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_reads_when_control_stands_still_then_go_on(
         numbers = list(range(num_rows))
 
         def goes_alone() -> bool:
-            replay.sample(num_rows)  # by which control lets this reader read the table, and opens channels
+            replay.sample(num_rows)  # now control lets this reader read the table, and opens channels
             with stopped(other_server), suppress(tdserve.DeadlineExceededError):
                 return len(replay.sample(num_rows, timeout_s=0.5)) > 0
             return False
@@ -115,7 +115,7 @@ def test_sample_when_another_client_has_just_extended_then_has_these_rows(
         writer = other.replay(name)
         for number in range(1, 200):
             writer.extend(make_rows(number, number))
-            # Each of four rows is missed by a sample of 256 once in 10^32.
+            # A sample of 256 misses a given one of four rows once in 10^32.
             assert set(read_numbers(replay.sample(256))) == {number - 1, number}
             assert number <= 10 or not claims or is_claiming(other, name)
 

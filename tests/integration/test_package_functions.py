@@ -1,4 +1,4 @@
-"""The functions of tensordict's package take what comes out of a store as they take what went in."""
+"""The functions of tensordict's package accept the results of reads as they accept what was written."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 TIMEOUT_S = 1.0
 LATE_S = 1.5
-"""How long after its deadline a call may end: 0.4 s are for the answer of a server that is up and for finding out why
-there is none, the rest is for a machine with more to do than it can."""
+"""How long after its deadline a call may end. 0.4 s are for the answer of a server that is up, and to find out why
+there is none; the rest is for an overloaded machine."""
 
 BACK_S = 30.0
-"""Until calls succeed again after a partition: keepalive notices a dead connection within 20 s."""
+"""Time until calls succeed again after a partition: keepalive notices a dead connection within 20 s."""
 
 FIRST_CALL_S = 200.0
 """The client imports torch first."""

@@ -166,7 +166,7 @@ SERVED = ("everything", "content and no generations", "every second page")
 
 
 def composed(moments: Moments, target: Path, reached: Choose) -> Path:
-    """Composes a root: synced content has reached the disk, and as much of the rest as the case says."""
+    """Composes a root. Synced content has reached the disk; the case says how much of the rest has."""
     compose(
         moments.early,
         moments.late,
@@ -271,8 +271,8 @@ def check_rows(client: tdserve.Client) -> None:
 
 
 def check_rewritable(client: tdserve.Client, name: str, *, damaged: range, expected: list[int]) -> None:
-    """Checks that unsynced content is as it was or damaged until it is written again, and that the rest is as it
-    was."""
+    """Checks that unsynced content is unchanged, or damaged until it is written again, and that the rest is
+    unchanged."""
     store = client[name]
     for row in range(NUM_ROWS):
         try:

@@ -159,7 +159,8 @@ def test_ack_when_it_is_not_due_then_refused_and_nothing_changed(
 def test_extend_when_the_first_calls_of_a_client_are_early_then_taken_in_their_order(
     server: tdserve.Server, client: tdserve.Client, name: str, num_clients: int
 ) -> None:
-    for number in range(num_clients):  # in which its session opens, and its ways for messages one after the other
+    for number in range(num_clients):  # meanwhile its session opens, and then its ways for messages, one after the
+        # other
         queue = client.create_queue(f"{name}-{number}", rows(0)[0], 100)
         with server.client(transport=client.transport) as fresh:
             own = fresh.queue(queue.name)
@@ -168,7 +169,7 @@ def test_extend_when_the_first_calls_of_a_client_are_early_then_taken_in_their_o
         assert take_all(queue) == [*range(80)]
 
 
-# ---------------------------------------------------------------- who fails gives back
+# ---------------------------------------------------------------- failed consumers give rows back
 
 
 def test_take_when_the_block_raises_then_the_rows_are_in_front_again_in_order(

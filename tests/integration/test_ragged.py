@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 
 def is_sliceable(case: str) -> bool:
-    """Whether tensordict itself indexes such rows, and a store keeps rows of it."""
+    """Whether tensordict itself indexes such rows, so that a store can have them as rows."""
     return not case.startswith("strided") and "two batch" not in case and "no rows" not in case
 
 

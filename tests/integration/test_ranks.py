@@ -1,4 +1,5 @@
-"""Data-parallel readers: every rank gets its share of one draw, also if it is late, restarted or not alone."""
+"""Data-parallel readers: every rank gets its share of one draw, also if it is late or restarted, or if others draw
+too."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def create(client: tdserve.Client, name: str, capacity: int = 64, **parts: Any) 
 
 
 def task(name: str, rank: int, *, first: int = 0, num_steps: int = NUM_STEPS) -> tuple[str, dict[str, Any]]:
-    """Returns what a process does that reads the shares of a rank."""
+    """Returns the orders for a process that reads the shares of a rank."""
     arguments = {"name": name, "rank": rank, "world_size": WORLD_SIZE, "num_rows": NUM_ROWS}
     return "share", {**arguments, "first": first, "num_steps": num_steps}
 

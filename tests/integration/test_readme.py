@@ -24,10 +24,10 @@ OTHERS = [REPOSITORY / path for path in ("deploy/README.md", "tdserve/bench/READ
 GUARANTEES = REPOSITORY / "tdserve" / "guide" / "guarantees.md"
 
 EXTRAS = ("torchrl",)
-"""Pages about a package that may be missing, named like it."""
+"""Pages about a package that may be missing. They have its name."""
 
 ELSEWHERE = ("transfer-queue",)
-"""Pages whose examples are run by the test of their module, beside which Ray runs already."""
+"""Pages whose examples run in the test of their module, where Ray runs already."""
 
 RUN_PAGES = """
 import os, runpy, sys

@@ -1,4 +1,4 @@
-"""A handle after its store was deleted and another one, with another number of rows, has the name."""
+"""A handle whose store was deleted, after another store with another number of rows has got its name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def num_rows(request: pytest.FixtureRequest) -> int:
 
 
 def get_old_handle(client: tdserve.Client, name: str, num_rows: int) -> Any:
-    """Returns the handle of a store that was read, and replaced by one with so many rows."""
+    """Returns the handle of a store that was read, and then replaced by a store with so many rows."""
     client.init_remote(numbered(OLD_ROWS), name)
     old = client[name]
     assert old[-1]["number"] == old["number"][-1] == OLD_ROWS - 1

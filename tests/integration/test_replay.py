@@ -75,7 +75,7 @@ def test_sample_when_drawn_then_rows_are_whole_and_have_index_and_generation(
     assert batch["index"].dtype == batch["generation"].dtype == torch.int64
     assert batch["index"].shape == batch["generation"].shape == (64,)
     assert torch.equal(batch["index"], batch["number"] % 6)
-    # Rows 0 and 1 were written twice: an even generation, higher there.
+    # Rows 0 and 1 were written twice: their generation is even too, but higher.
     assert (batch["generation"] % 2 == 0).all()
     for index, generation in zip(batch["index"].tolist(), batch["generation"].tolist(), strict=True):
         assert generation == int(batch["generation"].min()) + (2 if index < 2 else 0)

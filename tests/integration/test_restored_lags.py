@@ -1,4 +1,4 @@
-"""Versions of a policy that came back from a checkpoint skip numbers, which are no lag."""
+"""A policy that came back from a checkpoint skips version numbers. Skipped numbers do not count as lag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables from a checkpoint, and the settings that programs ask for afterwards."""
+"""Tables from a checkpoint, when programs then create them with settings of their own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Requests that are sent again after their answer was lost are carried out once, whatever requests, sessions and
-restarts come between."""
+"""A request that is sent again because its answer was lost is carried out once, whatever requests, sessions and
+restarts come in between."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MANY = 300
 """More requests than a server once remembered for a client."""
 
 MANY_STRUCTURES = 64
-"""Structures that a server keeps although no store has them."""
+"""A server keeps so many structures that no store has."""
 
 FEW = 8
 """Extends after which a writer claims its rows. Then it makes as many again, of which the server is not notified."""
@@ -210,7 +210,7 @@ def test_publish_when_its_answer_was_lost_and_its_structure_is_forgotten_then_th
     deaf.cutting.mend()
     assert publishing.result(60.0) == 1
     deaf.other.delete("published")
-    for number in range(2 * MANY_STRUCTURES):  # from so many on, the server forgets what no store has
+    for number in range(2 * MANY_STRUCTURES):  # above this number, the server forgets structures that no store has
         deaf.other.init_remote(TensorDict({f"key-{number}": torch.zeros(1)}), "structured")
         deaf.other.delete("structured")
     assert deaf.client.publish("published", rows(1, 2, 3, 4, 5)) == 1

@@ -1,4 +1,4 @@
-"""A bad network in user space, between a client over one port and its server: everywhere, without rights."""
+"""A bad network between a client over one port and its server. A proxy imitates it, so the tests need no rights."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_calls_when_the_control_process_stands_still_then_they_end_in_time(
 ) -> None:
     with server.client(transport=transport, timeout_s=60.0) as client:
         calls = make_calls(client)
-        with stopped(server.pid):  # this call control must answer, whatever the transport
+        with stopped(server.pid):  # over every transport, control must answer this call
             check_ends_in_time(lambda timeout_s: client.latest("weights", newer_than=1 << 40, timeout_s=timeout_s))
         check_all_succeed(calls)
 

@@ -1,4 +1,4 @@
-"""Stores with ``checksum=True``: a damaged row is an error wherever it is read, and never content."""
+"""Stores with ``checksum=True``: every read of a damaged row is an error, never content."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_samples_when_every_second_row_is_damaged_then_as_many_fail_as_draw_one(
 
 
 def read_damaged(read: Callable[[], Any]) -> int | None:
-    """Reads; returns the damaged row that is reported, None if none is."""
+    """Reads; returns the damaged row that is reported, or None."""
     try:
         read()
     except DamagedRowError as error:

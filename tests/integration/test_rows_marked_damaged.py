@@ -1,4 +1,4 @@
-"""Rows that a check has marked as damaged are served by no kind of read, over no transport."""
+"""Rows that a check has marked as damaged: no kind of read serves them, over any transport."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ READS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A root in which a row was damaged, and the damage repaired as far as it can be."""
+    """A root with a damaged row, after a repair of all that can be repaired."""
     path = tmp_path / "root"
     with tdserve.Server(path) as server, server.client() as client:
         ones = torch.ones(NUM_ROWS, WIDTH)

@@ -24,7 +24,7 @@ OVERHEAD_BYTES = 8000
 
 
 def mixed(num_rows: int) -> TensorDict:
-    """Returns rows of several dtypes, of which neighbours have one shape and dtype."""
+    """Returns rows of several dtypes. Neighbours have the same shape and dtype."""
     number = torch.arange(num_rows)
     nested = TensorDict({"obs": number[:, None].repeat(1, 5).float(), "half": number.bfloat16()}, [num_rows])
     leaves = {"obs": number[:, None].repeat(1, 5).float(), "number": number, "odd": number[:, None] % 2 == 1}

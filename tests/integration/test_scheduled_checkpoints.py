@@ -1,4 +1,4 @@
-"""Checkpoints that a server has written by a process of its own."""
+"""Checkpoints that a process of the server writes by schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Access to a server, and what a malicious peer can do: lose its own session, and nothing else."""
+"""Access to a server. All that a malicious peer can do is to lose its own session."""
 
 from __future__ import annotations
 

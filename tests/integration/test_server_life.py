@@ -44,7 +44,7 @@ pytestmark = pytest.mark.integration
 ROW = TensorDict({"x": torch.zeros(4)}, [])
 
 WAIT_S = 10.0
-"""Timeout of calls that an ending server does not wait for: it ends in a fraction of that."""
+"""Timeout of calls that an ending server does not wait for: the server ends in a fraction of it."""
 
 
 @pytest.fixture(scope="module")

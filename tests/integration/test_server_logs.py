@@ -1,4 +1,4 @@
-"""The log of a real server: its lines, and the ids by which a client's error is found there."""
+"""The log of a real server: its lines, and the ids that lead from a client's error to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shell commands against a live server: what was stored is what they show."""
+"""The shell commands against a live server: they show what was stored."""
 
 from __future__ import annotations
 

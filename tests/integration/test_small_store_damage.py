@@ -1,4 +1,5 @@
-"""Damage of what the catalog has of a small store that nobody has used yet: it is repaired, or named, never zeros."""
+"""Damage in the catalog's record of a small store that nobody has used yet. It is repaired or reported, and never read
+as zeros."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def flip(path: Path, content: torch.Tensor) -> None:
-    """Flips a bit of all places in a file that have this content."""
+    """Flips a bit wherever a file has this content."""
     found, pattern = bytearray(path.read_bytes()), content.numpy().tobytes()
     place, num = found.find(pattern), 0
     while place >= 0:

@@ -1,4 +1,4 @@
-"""The soak as a user runs it, and its checker against content that is not what the histories say."""
+"""The soak as a user runs it, and its checker on content that differs from the histories."""
 
 from __future__ import annotations
 

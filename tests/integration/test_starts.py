@@ -1,4 +1,4 @@
-"""A command that cannot start prints the reason in one line and exits; every option can be set by a variable too."""
+"""A command that cannot start prints the reason in one line and exits. Variables can set every option too."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ SAID: dict[str, str] = {
     "--adopt": "ADOPTED=adopted:ro",
     "--adoptable": "/var/empty",
 }
-"""A value for each option of ``tdserve serve``, and so for each variable."""
+"""A value for each option of ``tdserve serve``, and for its variable."""
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is inst
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The observer of a server whose stores somebody else has named."""
+    """The observer of a server whose stores have hostile names."""
     with tdserve.Server(tmp_path_factory.mktemp("shown"), metrics_port=0) as server, server.client() as client:
         fill(client)
         yield find_url(server)

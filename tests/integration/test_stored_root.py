@@ -1,6 +1,6 @@
-"""A root folder that was written when its format was new can be served as a whole and written again.
+"""A root folder from the time when its format was new: a server can serve all of it and write to it.
 
-It lies in ``tests/stored_root``, and is made anew when the format moves: see ``make.py`` there.
+It lies in ``tests/stored_root``, and is made anew when the format changes: see ``make.py`` there.
 """
 
 from __future__ import annotations

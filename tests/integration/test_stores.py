@@ -47,7 +47,7 @@ def plain(server: tdserve.Server, name: str) -> Any:
 
 @dataclass
 class Lives:
-    """The answers and files of a server before it was stopped, and a client of the next one."""
+    """The answers and files of a server before it was stopped, and a client of the server that came next."""
 
     client: tdserve.Client
     td: TensorDict

@@ -1,4 +1,5 @@
-"""What no client of ours sends: a strange peer gets a typed error, changes nothing, and everybody else is served on."""
+"""Requests that no client of ours sends: the peer gets a typed error and changes nothing, and all others are served
+on."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def test_create_when_the_request_is_strange_then_typed_error(client: tdserve.Cli
 
 
 def first_answer(wire: ControlConnection, *messages: control_pb2.ClientMessage) -> Any:
-    """What the server says to a session that begins like this."""
+    """The server's answer to a session that begins like this."""
     answers: SimpleQueue[Any] = SimpleQueue()
     stream = wire.open_session(on_message=answers.put, on_lost=answers.put)
     for message in messages:

@@ -1,4 +1,5 @@
-"""What a table knows beside its rows, after its server was shut down, or killed, and started again on the same root."""
+"""The state of a table besides its rows, after its server was shut down or killed, and started again on the same
+root."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 
 def rows(*numbers: int) -> TensorDict:
-    """Rows that tell which they are; those of a tenth are one trajectory."""
+    """Rows that show their numbers; each ten are one trajectory."""
     number = torch.tensor(numbers, dtype=torch.int64)
     truncated = torch.zeros(len(numbers), 1, dtype=torch.bool)
     return TensorDict({"number": number, "next": {"truncated": truncated}, "tenth": number // 10}, [len(numbers)])
@@ -35,7 +36,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Tables:
-    """A filled table for each rule, and what each shows."""
+    """A filled table for each rule, and the state that each shows."""
 
     server: tdserve.Server
     """The one that was started again."""

@@ -1,4 +1,4 @@
-"""Takes of as many rows as are there (``min_rows``), and by priority."""
+"""Takes of all rows that are there (``min_rows``), and takes by priority."""
 
 from __future__ import annotations
 

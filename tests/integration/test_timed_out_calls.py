@@ -1,4 +1,4 @@
-"""A call that ends in its timeout poisons nothing: the session, its leases and other calls go on."""
+"""A call that times out does no other harm: the session, its leases and other calls go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens that are revoked, expire, change or have limits while they are used; and what the log says of it."""
+"""Tokens that are revoked, expire, change or reach limits while they are in use; and the log's lines about them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def operator(tokens: TokenFile, server: tdserve.Server) -> Iterator[tdserve.Clie
 def connect(
     server: tdserve.Server, token: str, transport: Any = "gloo", timeout_s: float = TIMEOUT_S
 ) -> tdserve.Client:
-    """Opens a client once the server has read of the token."""
+    """Opens a client once the server has read the file with the token."""
 
     def attempt() -> tdserve.Client | None:
         try:

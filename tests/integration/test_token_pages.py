@@ -1,4 +1,4 @@
-"""Metrics and pages of a server whose tokens have roles: each caller sees what the server answers to its token."""
+"""Metrics and pages of a server whose tokens have roles: each caller sees what its token may see."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ ADMINS: dict[str, Callable[[tdserve.Client], Any]] = {
 
 
 def find_denied(client: tdserve.Client, calls: dict[str, Callable[[tdserve.Client], Any]]) -> dict[str, str]:
-    """Makes calls, several times each; returns those that were denied, with the role that they need."""
+    """Makes each call several times; returns the denied calls, with the role that they need."""
     denied = {}
     for name, call in calls.items():
         for _ in range(3):  # small requests change their way once it is open
@@ -244,7 +244,7 @@ def ask_by_mail(session: Session, make: Callable[[], dict[str, Any]]) -> list[An
 def test_read_when_the_worker_could_answer_it_then_it_passes_a_hidden_store_on_and_control_denies(
     server: tdserve.Server, operator: tdserve.Client, held: dict[str, str]
 ) -> None:
-    for _ in range(20):  # from then on its worker answers such reads without control
+    for _ in range(20):  # from now on its worker answers such reads without control
         operator["hidden-td"][:2]
         operator.replay("hidden-ring").sample(2)
     fingerprints = {

@@ -1,4 +1,4 @@
-"""Rows that are taken while other leaves of them are written: what nobody has seen does not count as sampled."""
+"""Rows that are taken while other leaves of them are written: rows that nobody has got do not count as sampled."""
 
 from __future__ import annotations
 

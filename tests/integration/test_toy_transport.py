@@ -1,4 +1,4 @@
-"""A channel transport that nobody but this test knows: a line in each table is all that a new one needs.
+"""A channel transport that only this test knows: a new one needs only a line in each table.
 
 The processes of the server register it as they start, by a ``sitecustomize.py``; this process does so by monkeypatch.
 """

@@ -1,4 +1,4 @@
-"""Traces of calls, from the client through control to the data worker, as a receiver of OTLP gets them."""
+"""Traces of calls from the client through control to the data worker, as an OTLP receiver gets them."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def find_one(spans: list[Span], process: str, parent: str) -> Span:
 
 
 def wait_for_spans(receiver: Receiver, trace: str, *processes: str) -> list[Span]:
-    """Returns the spans of a trace once there are some of all of these processes."""
+    """Returns the spans of a trace once each of these processes has some."""
 
     def look() -> list[Span] | None:
         spans = receiver.list_spans(trace)

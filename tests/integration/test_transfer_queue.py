@@ -234,7 +234,7 @@ def describe(batch: TensorDict) -> dict[str, Any]:
 
 
 def use_queue(partition: str) -> list[Any]:
-    """Does what programs do, and returns all that they see."""
+    """Does what programs do, and returns all results."""
     seen: list[Any] = []
 
     def attempt(function: Any, *arguments: Any, **keywords: Any) -> None:
@@ -345,7 +345,7 @@ def test_program_when_run_on_either_storage_then_sees_the_same(cluster: None) ->
     assert [name for name, column in found[1].items() if column[2] != describe(make_samples())[name][2]] == []
 
 
-@pytest.mark.full  # each run of TransferQueue takes seconds, as those below
+@pytest.mark.full  # each run of TransferQueue takes seconds, here and below
 def test_checkpoint_when_loaded_into_another_run_then_has_the_samples(
     cluster: None, server: tdserve.Server, tmp_path: Path
 ) -> None:

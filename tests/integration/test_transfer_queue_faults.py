@@ -1,4 +1,4 @@
-"""The backend of TransferQueue when something goes wrong: refused puts, damaged checkpoints, clears beside a save."""
+"""Faults of the backend of TransferQueue: refused puts, damaged checkpoints, clears during a save."""
 
 from __future__ import annotations
 

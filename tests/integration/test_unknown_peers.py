@@ -1,4 +1,4 @@
-"""Memory that a server uses for peers without a token, and for small requests that wait."""
+"""Memory that a server uses for peers without a token, and for waiting small requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 MIB = 1 << 20
 GROWTH_MIB = 60
-"""Buffers of gRPC and of sockets; without a limit each test would take twice as much at least."""
+"""Memory of buffers of gRPC and of sockets. Without a limit each test would take at least twice as much."""
 
 
 def peak_mib(pid: int) -> int:
@@ -106,7 +106,7 @@ def test_requests_when_they_are_small_and_wait_then_those_beyond_the_limit_are_r
     wait_for(lambda: refused.qsize() >= 20_000 - 2_048, "the refusals", timeout_s=60.0)
     assert refused.get().failure.error == "ServerBusyError"
     assert refused.qsize() < 20_000 - 1_000
-    # Without a limit they take 170 MiB. What is read before its refusals are sent takes 30 to 80.
+    # Without a limit they take 170 MiB. Requests that are read before refusals are sent take 30 to 80 MiB.
     assert peak_mib(small.pid) - before < 2 * GROWTH_MIB
     with (
         small.client(transport="gloo") as other,

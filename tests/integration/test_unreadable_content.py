@@ -33,7 +33,7 @@ def client(server: tdserve.Server) -> Iterator[tdserve.Client]:
 
 @pytest.fixture
 def leased(client: tdserve.Client, name: str) -> Iterator[tuple[Any, Any]]:
-    """A queue, and rows of it on lease: they are given back where the session ends."""
+    """A queue, and rows on lease, which would be given back if the session ended."""
     queue = client.create_queue(f"{name}-q"[-150:], like={"i": np.int64(0)}, max_size=8)
     queue.extend({"i": np.arange(2)})
     yield queue, queue.take(2, ack=False)
@@ -48,7 +48,7 @@ def open_rows(path: Path) -> Any:
 
 
 def make_damaged_file(folder: Path) -> Any:
-    """Returns the content of a file of which the last row at the last key cannot be read."""
+    """Returns the content of a file whose last row, at its last key, cannot be read."""
     path = folder / "damaged.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=np.ones(SHAPE))

@@ -29,14 +29,14 @@ def create_full(client: tdserve.Client) -> tdserve.ReplayHandle:
 
 
 @pytest.mark.slow
-@pytest.mark.once("gloo")  # others have waited for the server at the end all along
+@pytest.mark.once("gloo")  # the others have waited for the server's end all along
 @pytest.mark.parametrize("transport", ["gloo", "grpc", "shm"])
 @pytest.mark.parametrize("is_announced", [False, True])
 def test_sample_when_the_server_is_killed_after_it_then_its_rows_have_left(
     tmp_path: Path, transport: Any, is_announced: bool
 ) -> None:
-    """The server is killed as soon as a sample has returned. A call without time gets an announcement of its content,
-    one with time waits for the content at once."""
+    """The server is killed as soon as a sample has returned. A call with a timeout of 0 gets an announcement of its
+    content first; a call with a longer one waits for the content at once."""
     with Crashing(tmp_path / "root") as crashing, crashing.server.client(transport=transport, timeout_s=60.0) as client:
         table = create_full(client)
         had: list[int] = []

@@ -19,11 +19,11 @@ from tests.sameness import difference
 pytestmark = pytest.mark.integration
 
 both_sizes = pytest.mark.parametrize("size", [4, 40_000])
-"""Numbers per leaf: parts that ride in messages, or go over the channel."""
+"""Numbers per leaf: these parts are in messages, or go over the channel."""
 
 
 def make_weights(number: float, size: int = 4, **more: Any) -> TensorDict:
-    """Four layers whose numbers tell the layer and the version."""
+    """Four layers, whose numbers show layer and version."""
     layers: dict[str, Any] = {f"layer{at}": {"weight": torch.full((size,), number + at / 10)} for at in range(4)}
     return TensorDict({**layers, "scale": torch.tensor(float(number)), **more}, [])
 

@@ -1,4 +1,5 @@
-"""Weights and many readers: none sees a mixture, none goes back, and the disk holds what is kept."""
+"""Weights and many readers: no reader sees a mixture or an older version again, and the disk holds only kept
+versions."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ NUM_ROWS = 300
 """1.2 MB: over the channel, and large enough for checksums."""
 
 NUM_LARGE_ROWS = 12_000
-"""48 MB: of which a part is under way when a process stops, or dies."""
+"""48 MB, so that a part is under way when a process stops or dies."""
 
 KEEP = 2
 
@@ -129,8 +130,8 @@ def test_latest_when_an_encoder_is_frozen_then_only_the_head_travels(
         return int(client.stats()["transports"].get("gloo", {}).get("bytes_out", 0))
 
     def sent_since(before: int, at_least: int) -> int:
-        """What a pull has moved: it is counted when the reader has it, or a moment later; of two transfers the second
-        may be counted after the first was seen."""
+        """Bytes that a pull has moved. They are counted when the reader has them, or a moment later, so the second of
+        two transfers may be counted after the first one was seen."""
 
         def moved() -> int | None:
             nbytes = sent_nbytes() - before

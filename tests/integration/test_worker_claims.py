@@ -1,4 +1,4 @@
-"""Extends over a network that a data worker writes by itself."""
+"""Extends over a network that a data worker carries out by itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 CAPACITY = 1 << 16
 WIDTH = 40
-"""Rows of this width ride in their requests one by one, and follow them over the channel when there are many."""
+"""Single rows of this width are part of their requests; many rows follow over the channel."""
 
 
 def make_rows(first: int, num_rows: int, *, width: int = WIDTH) -> TensorDict:

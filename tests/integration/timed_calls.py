@@ -21,7 +21,7 @@ FEW = SMALL.expand(8).clone()
 TEXTS = TensorDict({"x": torch.zeros(8, 3), "t": "text"}, [8])
 
 MANY = torch.arange(300).repeat(400)
-"""Row numbers that take more bytes than a socket's buffers."""
+"""So many row numbers do not fit into a socket's buffers."""
 
 Calls = dict[str, Callable[[], object]]
 
@@ -102,7 +102,7 @@ def make_leaf() -> TensorDict:
 
 
 def make_calls(client: tdserve.Client, handles: Handles, timeout_s: float, folder: Path) -> Calls:
-    """Returns every call, by class and method, with what distinguishes several of one method in brackets.
+    """Returns every call, by class and method; brackets distinguish several calls of one method.
 
     Args:
         timeout_s: Of each.
@@ -282,7 +282,8 @@ def _make_queue_calls(handles: Handles, t: float) -> Calls:
 
 def _make_keyed_calls(handles: Handles, t: float) -> Calls:
     entries = handles.entries
-    wait_s = max(t, 0.1)  # 0 waits for no key, but for a server that is away as long as the client does
+    wait_s = max(t, 0.1)  # 0 does not wait for keys, but does wait for a server that is away, as long as the client
+    # does
     return {
         "KeyedHandle.delete": lambda: entries.delete("nothing", timeout_s=t),
         "KeyedHandle.get": lambda: entries.get("a", timeout_s=wait_s),

@@ -1,4 +1,4 @@
-"""A file of tokens that a test changes while a server uses it, and what a server with one is asked by hand."""
+"""A file of tokens that a test changes while a server uses it, and requests that a test writes by hand."""
 
 from __future__ import annotations
 

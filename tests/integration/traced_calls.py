@@ -56,7 +56,7 @@ def sample(client: Any, name: str) -> None:
 
 
 def draw(client: Any, name: str) -> None:
-    """Draws rows that control is not asked for, once the mail is open; the last trace is such a draw."""
+    """Draws rows without asking control, once the mail is open; the last trace is such a draw."""
     table = make_table(client, name)
     for _ in range(20):
         with begin_trace("draw"):
@@ -64,7 +64,7 @@ def draw(client: Any, name: str) -> None:
 
 
 def claim(client: tdserve.Client, name: str) -> None:
-    """Writes rows until control is not asked for them any more; the last trace is such an extend."""
+    """Writes rows until control is not asked any more; the last trace is such an extend."""
     table = make_table(client, name)
     for _ in range(200):
         with begin_trace("claim"):

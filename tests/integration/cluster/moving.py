@@ -1,4 +1,4 @@
-"""What tests of moves share: rows that show whether they are whole, and the steps of a move."""
+"""Shared by tests of moves: rows that show whether they are whole, and the steps of a move."""
 
 from __future__ import annotations
 

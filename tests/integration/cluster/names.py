@@ -1,4 +1,4 @@
-"""Names that no store has, and what a process does with stores that are given to it."""
+"""Names that no store has, and the function of a process that gets handles of stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that is started at another address is found there, also by a call that is under way."""
+"""A server that starts at another address is found there, also by a call that is under way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Calls that need a shard whose server is away: they end in time, and their errors have what was done elsewhere."""
+"""Calls that need a shard whose server is away: they end in time, and their errors say what was done at other
+servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of a consumer during which a server is started again: each row goes to it once, and no error does."""
+"""Samples of a consumer while a server is started again: the consumer gets each row once, and no error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owners of names know of stores that are elsewhere, such as those that were made before a server joined."""
+"""The owner of a name knows a store that is elsewhere, for example one from before the owner joined."""
 
 from __future__ import annotations
 

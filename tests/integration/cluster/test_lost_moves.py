@@ -99,7 +99,7 @@ def test_creation_when_the_owner_stands_still_then_refused_soon_and_nothing_is_c
         finally:
             os.kill(crashing[1].server.pid, signal.SIGCONT)
         wait_for(lambda: not client.stats().get("lost"), "an answer of the server")
-        client.create_replay(name, rows(1)[0], 10)  # it would exist if the first request had been sent
+        client.create_replay(name, rows(1)[0], 10)  # if the first request had been sent, the store would exist
         client.delete(name)
 
 

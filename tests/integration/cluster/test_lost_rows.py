@@ -1,5 +1,5 @@
-"""Stores with rows that a local writer has left half written: they move and are copied as they are, and the rows are
-lost there, too, until they are written again."""
+"""Stores with rows that a local writer has left half written. They move and are copied as they are: the rows are lost
+there too, until they are written again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOTAL = 2 * NUM_ROWS
 
 @pytest.fixture
 def damaged(client: tdserve.ClusterClient, name: str, forked_clients: ForkedClients) -> tdserve.StoreHandle:
-    """A store of which one key of the first half is lost."""
+    """A store that has lost one key of the first half of its rows."""
     client.memmap(rows(1, TOTAL), name)
     address = client.members.get(client.find_server(name)).address
     with forked_clients.start("write", address, "overwrite_key", name, 2, at=0) as writer:

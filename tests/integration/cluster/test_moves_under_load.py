@@ -44,7 +44,8 @@ def test_mover_when_it_is_lost_after_the_seal_then_the_store_serves_again(
         at_source, uid = list_files(mover, name)
         at_source(uid=uid, move=f"{3:032x}", seal=True)
         waiting = table.extend(make_rows(4, 4), return_early=True)
-        with pytest.raises((StoreMovedError, DeadlineExceededError)):  # the latter where the first is retried already
+        with pytest.raises((StoreMovedError, DeadlineExceededError)):  # the latter if the first is already being
+            # retried
             table.extend(make_rows(8, 4), timeout_s=0.3)
     waiting.result(timeout=30)
     assert sorted(table[:]["number"].tolist()) == list(range(8))

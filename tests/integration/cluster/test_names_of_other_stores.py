@@ -1,4 +1,4 @@
-"""Open handles of shared stores that were deleted, and whose names mean other stores now."""
+"""Open handles of deleted shared stores. Other stores now have their names."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def key_of_shard(shard: int) -> str:
 
 
 def get_text_of(act: Callable[[], Any], kind: type[TDServeError], name: str) -> str:
-    """Returns the text of an error, which must be of a kind and name a store, and no part of it."""
+    """Returns the text of an error. The error must have this class, and name the store but no part of it."""
     with pytest.raises(kind) as caught:
         act()
     assert repr(name) in str(caught.value)

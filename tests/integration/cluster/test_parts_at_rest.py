@@ -1,4 +1,4 @@
-"""Calls about shared stores wait for a part that is at rest, as it is for the moment of a checkpoint."""
+"""Calls about shared stores wait while a part is at rest, as during a checkpoint."""
 
 from __future__ import annotations
 

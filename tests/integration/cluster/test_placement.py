@@ -46,7 +46,7 @@ ONLY_OF_ONE_SERVER = {
         "wants_arrays",
     ),
 }
-"""What is about the one session of a client, and what its handles call."""
+"""Names that are about the one session of a client, and those that its handles call."""
 
 CONTENT = TensorDict({"number": torch.arange(3)}, [3])
 

@@ -1,4 +1,5 @@
-"""Tables follow a policy whose weights are on another server: lags are counted from what their clients know of it."""
+"""Tables follow a policy whose weights are on another server: lags count from the newest version that their clients
+know."""
 
 from __future__ import annotations
 
@@ -144,7 +145,7 @@ def test_policy_and_table_when_they_move_then_versions_and_lags_stay(
 def test_server_when_it_is_drained_then_its_policies_and_their_tables_go_too(
     tmp_path: Path, transport: TransportName
 ) -> None:
-    """On servers of its own: one is not drained while a store of other tests has a part on each."""
+    """On servers of its own: a server cannot be drained while a store of another test has a part on each server."""
     policy = next_name()
     with ExitStack() as stack:
         own = [stack.enter_context(Crashing(tmp_path / f"{number}")) for number in range(2)]

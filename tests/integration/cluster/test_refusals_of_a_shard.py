@@ -1,4 +1,4 @@
-"""What one shard refuses, or no longer answers, takes no rows away from others that it shares a table with."""
+"""A shard that refuses or does not answer requests costs the other shards of its table no rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows choose their shards by a key, however they are given: in one dimension or several, one by one, in any dtype."""
+"""Rows choose their shards by a key, whether they come in one dimension or several, one by one, and in any dtype."""
 
 from __future__ import annotations
 

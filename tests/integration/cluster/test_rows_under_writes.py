@@ -1,4 +1,4 @@
-"""Rows of shared tables that others write while they are drawn: no server counts as lost for that."""
+"""Rows of shared tables that others write while they are drawn: that makes no server count as lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open handles and clients find what has moved away from a server that has ended since."""
+"""Open handles and clients find stores that have moved away from a server, after that server has ended."""
 
 from __future__ import annotations
 

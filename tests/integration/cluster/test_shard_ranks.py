@@ -1,5 +1,4 @@
-"""Draws for ranks from a shared table: what a step is divided by are the rows that may be drawn, not all that are
-there."""
+"""Draws for ranks from a shared table: the rows that may be drawn divide a step among shards, not all rows."""
 
 from __future__ import annotations
 
@@ -37,8 +36,8 @@ def draw(table: Any, num_rows: int, **arguments: Any) -> list[int]:
 
 
 def prioritize(table: Any, num_rows: int, num_least: int) -> torch.Tensor:
-    """Writes so many rows to each shard, the first of which are the least likely ones; returns their priorities by
-    number, as they would be in one table."""
+    """Writes so many rows to each shard, the least likely ones first; returns their priorities by number, as they would
+    be in one table."""
     fill(table, num_rows)
     each = torch.cat([torch.full((num_least,), 0.01), torch.linspace(1.5, 2.0, num_rows - num_least)])
     priorities = torch.cat([each * factor for factor in (1, 2, 4)]).double()
@@ -58,7 +57,7 @@ def test_sample_when_prioritized_then_ranks_have_probabilities_and_weights_of_on
     for rank in (0, 1):
         sample = table.sample(4, rank=rank, world_size=2, step=0, timeout_s=TIMEOUT_S)
         mine = priorities[sample["number"]]
-        # A row that is drawn after others of its shard has a share of what these leave, up to 5% more.
+        # A row that is drawn after others of its shard is up to 5% more likely, since those are gone.
         expected = mine / priorities.sum()
         torch.testing.assert_close(sample["probability"].double(), expected, rtol=0.06, atol=0)
         expected = (priorities.min() / mine) ** 0.9

@@ -1,4 +1,4 @@
-"""Rows that consumers take from the shards of a table: as many as are there, and by priority."""
+"""Consumers take rows from the shards of a table: all rows that are there, or rows by priority."""
 
 from __future__ import annotations
 

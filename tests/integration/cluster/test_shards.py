@@ -97,7 +97,7 @@ def test_sample_when_without_replacement_then_each_row_once_in_an_epoch(
     for _ in range(3):
         drawn = torch.cat([table.sample(15)["number"] for _ in range(5)])
         assert sorted(drawn.tolist()) == list(range(75))
-    for _ in range(3):  # 75 are no multiple of 20: some samples are of two epochs, and have no row twice
+    for _ in range(3):  # 75 is no multiple of 20: some samples span two epochs, but have no row twice
         for _ in range(15):
             assert len(set(table.sample(20)["number"].tolist())) == 20
 

@@ -1,5 +1,4 @@
-"""Leaves that rows of a shared table get later: all shards have them, and what is read of several is of one
-structure."""
+"""Leaves that rows of a shared table get later: all shards have them, and rows of several shards have one structure."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ def test_leaves_when_only_some_shards_have_them_then_read_once_the_call_was_repe
 ) -> None:
     table = client.create_replay(name, rows(1)[0], 300, shards="all")
     fill_unequally(table)
-    for shard, key in ((0, "z"), (1, "w")):  # what two callers have left whose servers were lost
+    for shard, key in ((0, "z"), (1, "w")):  # two callers whose servers were lost have left this
         part = client.members.get(table.placement.servers[shard]).replay(f"{name}#{shard}")
         part.add_leaves(TensorDict({key: torch.tensor(0)}, []))
     reads: list[Callable[[], Any]] = [

@@ -36,7 +36,7 @@ def test_moved_stores_when_the_power_is_lost_then_all_that_was_synced_is_there(t
             client.rebalance(name, 1)
         folders = [tmp_path / "target" / "stores" / name for name in (stored, table, queue)]
         wait_for(lambda: all((folder / SYNCED_FILE).exists() for folder in folders), "a sync of stores at rest")
-        with target.client() as other:  # whose answer waits for a sync that begins behind that of the stores
+        with target.client() as other:  # its answer waits for a sync, which begins after that of the stores
             other.init_remote(rows[0], "synced", durability="disk")
         os.kill(target.pid, signal.SIGKILL)
         wait_for(lambda: not target.is_alive, "the end of the server")

@@ -80,7 +80,7 @@ def create_shared_stores(client: Any) -> SharedStores:
 
 
 def open_shared_stores(client: Any, made: SharedStores) -> SharedStores:
-    """Returns handles of another client, each of which was used, of stores that have something again."""
+    """Returns another client's handles, all used before, of stores that have content again."""
     found = made._replace(
         dataset=client["dataset"],
         replay=client.replay("replay"),
@@ -110,7 +110,7 @@ def open_shared_stores(client: Any, made: SharedStores) -> SharedStores:
 
 
 def make_calls(client: Any, stores: SharedStores, timeout_s: float, folder: Path) -> Calls:
-    """Returns every call, by class and method, with what distinguishes several of one method in brackets.
+    """Returns every call, by class and method; brackets distinguish several calls of one method.
 
     Args:
         timeout_s: Of each.
@@ -289,7 +289,8 @@ def _make_queue_calls(stores: SharedStores, t: float) -> Calls:
 
 def _make_keyed_calls(stores: SharedStores, t: float) -> Calls:
     entries = stores.entries
-    wait_s = max(t, 0.1)  # 0 waits for no key, but for a server that is away as long as the client does
+    wait_s = max(t, 0.1)  # 0 does not wait for keys, but does wait for a server that is away, as long as the client
+    # does
     calls: Calls = {
         "delete": lambda: entries.delete(KEYS, missing_ok=True, timeout_s=t),
         "get": lambda: entries.get(KEYS, timeout_s=wait_s),

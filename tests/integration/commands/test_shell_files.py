@@ -1,4 +1,4 @@
-"""``tdserve get`` and ``tdserve put``: what comes out of a file is what went in."""
+"""``tdserve get`` and ``tdserve put``: content comes out of a file as it went in."""
 
 from __future__ import annotations
 

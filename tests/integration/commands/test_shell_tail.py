@@ -1,4 +1,4 @@
-"""``tdserve tail``: the newest rows, and those that come, whatever the order in which they lie."""
+"""``tdserve tail``: the newest rows, and new ones as they come, in whatever order they lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that a table is told of before they come: those of environments, collectors and specs."""
+"""Tables that know the structure of their rows before any come: from environments, collectors and specs."""
 
 from __future__ import annotations
 

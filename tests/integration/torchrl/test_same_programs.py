@@ -139,7 +139,7 @@ def fail_while_empty(make: MakeStorage, _: Path) -> Any:
 
 def write_keys(make: MakeStorage, _: Path) -> Any:
     buffer = TensorDictReplayBuffer(storage=make(), batch_size=4)
-    rows = make_rows(*range(10))  # of a storage with room TorchRL loses what is written
+    rows = make_rows(*range(10))  # TorchRL loses what is written to a storage that is not full
     rows["next", "obs"] = torch.zeros(10)
     buffer.extend(rows)
     buffer["obs"] = torch.arange(10.0) * 10

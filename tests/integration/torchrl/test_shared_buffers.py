@@ -30,7 +30,7 @@ def make_rows(*numbers: int, **more: Any) -> TensorDict:
 
 
 def write_from_afar(buffer: Any, numbers: list[int]) -> None:
-    """What another process does: its buffer was pickled."""
+    """The function of another process, which gets a pickled buffer."""
     buffer.extend(make_rows(*numbers))
     assert len(buffer) == len(numbers) + 2
     assert set(buffer.sample()["obs"].tolist()) <= {0.0, 1.0, *numbers}
@@ -222,7 +222,7 @@ def test_extend_when_steps_of_several_environments_are_stacked_then_a_row_each(
     client: tdserve.Client, name: str
 ) -> None:
     buffer = ReplayBuffer(storage=TDServeStorage(20, address=client, name=name), batch_size=4)
-    for time in range(2):  # as a collector gives them that steps a vector of environments
+    for time in range(2):  # as from a collector that steps a vector of environments
         buffer.extend(lazy_stack([make_rows(10 * time + step, 10 * time + step) for step in range(5)], dim=1))
     assert len(buffer) == 4
     assert buffer[:]["obs"].tolist() == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 2 + [[10.0, 11.0, 12.0, 13.0, 14.0]] * 2
