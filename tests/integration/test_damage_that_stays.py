@@ -17,6 +17,8 @@ from tdserve.server.checking.root_check import check_root
 
 pytestmark = pytest.mark.integration
 
+DAMAGED_ROW = "row 5 of store 'store'"
+
 NUM_ROWS, WIDTH, DAMAGED = 16, 8, 5
 TRANSPORTS: tuple[TransportName, ...] = ("shm", "gloo", "grpc")
 
@@ -102,7 +104,7 @@ def test_rows_when_damaged_and_written_in_part_then_the_write_fails_and_they_sta
         store = make_store(client, kind)
         damage(root, DAMAGED, DAMAGED + 1)
         for key, value in (("score", torch.tensor(1.0)), ("n", torch.tensor(7)), ("t", "other")):
-            with pytest.raises(DamagedRowError, match="row 5 of store 'store'"):
+            with pytest.raises(DamagedRowError, match=DAMAGED_ROW):
                 store.set_at_(key, value, DAMAGED)
         with pytest.raises(DamagedRowError):  # whole or not at all
             store.set_at_("score", torch.ones(4), list(range(DAMAGED - 3, DAMAGED + 1)))
@@ -141,7 +143,7 @@ def test_keys_when_a_row_is_damaged_then_stay_as_they_are_until_it_is_written(
     with server.client(transport="gloo", timeout_s=60.0) as client:
         store = make_store(client, "tensordict")
         damage(root, DAMAGED)
-        with pytest.raises(DamagedRowError, match="row 5 of store 'store'"):
+        with pytest.raises(DamagedRowError, match=DAMAGED_ROW):
             CHANGES[change](store)
         assert sorted(store.keys()) == ["n", "score", "t", "x"]
         store[3] = make_rows()[3]  # this syncs the store
@@ -160,7 +162,7 @@ def test_leaves_when_a_row_is_damaged_then_come_to_the_table_once_it_is_written(
         table = make_store(client, "table")
         damage(root, DAMAGED)
         like = make_rows()[0].set("z", torch.zeros(()))
-        with pytest.raises(DamagedRowError, match="row 5 of store 'store'"):
+        with pytest.raises(DamagedRowError, match=DAMAGED_ROW):
             table.add_leaves(like=like)
         check_damaged(server, "table")
         write_again(table, "table", make_rows()[DAMAGED : DAMAGED + 1])

@@ -21,6 +21,8 @@ from tests.sameness import difference
 
 pytestmark = pytest.mark.integration
 
+UNREADABLE = "its content cannot be read any more"
+
 FILE_NBYTES = 256 << 20
 ROOM_NBYTES = 96 << 20
 """Staging memory of a channel, threads, and what HDF5 itself takes."""
@@ -209,12 +211,12 @@ def test_file_when_it_is_damaged_then_the_write_is_refused_and_nothing_is_there(
             "put": lambda: client.create_kv("entries", exists_ok=True).put("a", stored),
         }
         for name, call in calls.items():
-            with pytest.raises(tdserve.InvalidRequestError, match="its content cannot be read any more"):
+            with pytest.raises(tdserve.InvalidRequestError, match=UNREADABLE):
                 call()
             assert not kept["x"].any(), name
         for name in ("kept", "entries"):
             client.delete(name)
-        with pytest.raises(tdserve.InvalidRequestError, match="its content cannot be read any more"):
+        with pytest.raises(tdserve.InvalidRequestError, match=UNREADABLE):
             client.init_remote(stored, "damaged")
         wait_for(lambda: is_created(client, "damaged"), "the end of what was begun")
         assert client.from_remote_init("damaged")["x"].tolist() == [1.0] * 3

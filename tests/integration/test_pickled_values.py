@@ -16,6 +16,8 @@ import tdserve
 
 pytestmark = pytest.mark.integration
 
+NOT_PICKLED = r"'own'.*allow_pickle=True"
+
 
 @dataclass
 class Tool:
@@ -92,11 +94,11 @@ def test_objects_when_a_client_does_not_allow_pickle_then_the_error_names_key_an
 ) -> None:
     allowing.init_remote(rows(), name)
     with server.client(transport=allowing.transport) as other:
-        with pytest.raises(tdserve.NotSupportedError, match=r"'own'.*allow_pickle=True"):
+        with pytest.raises(tdserve.NotSupportedError, match=NOT_PICKLED):
             other.from_remote_init(name)
-        with pytest.raises(tdserve.NotSupportedError, match=r"'own'.*allow_pickle=True"):
+        with pytest.raises(tdserve.NotSupportedError, match=NOT_PICKLED):
             other.init_remote(rows(), f"{name}-2"[-100:])
-        with pytest.raises(tdserve.NotSupportedError, match=r"'own'.*allow_pickle=True"):
+        with pytest.raises(tdserve.NotSupportedError, match=NOT_PICKLED):
             other[name].set_at_("own", range(2), 0)
         assert other.from_remote_init(name, keys=["x"])["x"].tolist() == [0, 1, 2]
         assert f"{name}-2"[-100:] not in other

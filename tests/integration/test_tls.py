@@ -28,6 +28,8 @@ from tests.processes import REPOSITORY
 from tests.recording_proxy import recording
 from tests.roots import make_quick_root
 
+CERTIFICATE_REFUSED = "the server's certificate was refused"
+
 SECRET = b"the words that nobody else may read, "
 TOKEN = "a-token-that-nobody-else-may-read"
 
@@ -136,7 +138,7 @@ def test_client_when_the_authority_is_another_then_refused_with_the_reason(
     server: tdserve.Server, tmp_path: Path
 ) -> None:
     other = Certificates(tmp_path)
-    with pytest.raises(tdserve.HandshakeRefusedError, match="the server's certificate was refused"):
+    with pytest.raises(tdserve.HandshakeRefusedError, match=CERTIFICATE_REFUSED):
         server.client(tls=other.trusting, timeout_s=NEVER_S)
 
 
@@ -146,7 +148,7 @@ def test_client_when_the_name_is_another_then_refused_unless_it_is_expected(
 ) -> None:
     certificates.make("elsewhere", hosts=["elsewhere.example"])
     with make_quick_root() as root, tdserve.Server(root, port=0, **certificates.find("elsewhere")) as made:
-        with pytest.raises(tdserve.HandshakeRefusedError, match="the server's certificate was refused"):
+        with pytest.raises(tdserve.HandshakeRefusedError, match=CERTIFICATE_REFUSED):
             made.client(tls=certificates.trusting, timeout_s=NEVER_S)
         named = tdserve.TLS(certificates.folder / "ca.pem", server_name="elsewhere.example")
         with made.client(tls=named) as client:
@@ -216,7 +218,7 @@ NO_CERTIFICATE_LINE = (
     "TDSERVE_TLS_KEY\n"
 )
 
-FOREIGN_LINE = "tdserve: no connection to {}: the server's certificate was refused: "
+FOREIGN_LINE = f"tdserve: no connection to {{}}: {CERTIFICATE_REFUSED}: "
 
 
 @pytest.mark.full
@@ -296,7 +298,7 @@ def test_certificates_when_replaced_under_load_then_new_connections_get_them_and
         before = num_calls
         with made.client(transport="grpc", tls=replaced.trusting) as other:
             assert other.stores() == ["rows"]
-        with pytest.raises(tdserve.ConnectError, match="the server's certificate was refused"):
+        with pytest.raises(tdserve.ConnectError, match=CERTIFICATE_REFUSED):
             made.client(tls=old, timeout_s=2.0)
         ends.set()
         writing.join()

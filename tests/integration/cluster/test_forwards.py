@@ -21,6 +21,8 @@ from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 
+OWNER_AWAY = "server 0 does not answer, and may have a store"
+
 CONTENT = TensorDict({"number": torch.arange(3)}, [3])
 
 
@@ -69,7 +71,7 @@ def test_creation_when_a_server_joins_while_another_is_away_then_raises_until_al
     fresh = name_owned_by(2, 3)
     with connecting(growing, timeout_s=5.0) as client:
         for each in (name, fresh):
-            with pytest.raises(ConnectError, match="server 0 does not answer, and may have a store"):
+            with pytest.raises(ConnectError, match=OWNER_AWAY):
                 client.init_remote(CONTENT, each)
         growing[0].start()
         wait_for(lambda: not client.members.is_lost(0), "the first server")
@@ -190,7 +192,7 @@ def test_weights_when_a_server_has_joined_and_their_own_is_away_then_not_publish
     growing[0].kill()
     with (
         connecting(growing, timeout_s=5.0) as client,
-        pytest.raises(ConnectError, match="server 0 does not answer, and may have a store"),
+        pytest.raises(ConnectError, match=OWNER_AWAY),
     ):
         client.publish(name, CONTENT)
     growing[0].start()

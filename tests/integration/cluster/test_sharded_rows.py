@@ -16,6 +16,8 @@ from tests.integration.cluster.filling import fill_unequally, pick_one_of_each_s
 
 pytestmark = pytest.mark.integration
 
+ONE_DIMENSION = r"has one dimension of rows: give row numbers, a slice, or a"
+
 
 @pytest.mark.slow
 def test_rows_when_read_by_number_then_those(client: tdserve.ClusterClient, name: str) -> None:
@@ -62,9 +64,9 @@ def test_rows_when_an_index_adds_a_dimension_then_tables_of_one_and_of_all_serve
         single = one.create_replay(f"{name}-single", rows(1)[0], 300)
         for index in (None, True, torch.tensor(False), np.True_, (None,), (0, 1)):
             for table in (shared, single):
-                with pytest.raises(SelectionError, match=r"has one dimension of rows: give row numbers, a slice, or a"):
+                with pytest.raises(SelectionError, match=ONE_DIMENSION):
                     table[index]
-                with pytest.raises(SelectionError, match=r"has one dimension of rows: give row numbers, a slice, or a"):
+                with pytest.raises(SelectionError, match=ONE_DIMENSION):
                     table.get_at("number", index)
         one.delete(f"{name}-single")
 

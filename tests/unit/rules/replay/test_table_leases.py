@@ -34,6 +34,8 @@ from tests.unit.rules.replay.tables import (
     write,
 )
 
+CLOSED_EMPTY = r"^'replay' is closed, and 0 rows are left"
+
 
 def test_take_when_acknowledged_then_consumed_and_else_at_the_front_again() -> None:
     table = queue()
@@ -142,7 +144,7 @@ def test_closed_when_drained_then_takers_get_what_is_left_and_then_the_end() -> 
     again = planned(table, 5 - 1, owner=9)
     assert again.rows.tolist() == [0, 1]
     acknowledge(table, 9, "", again.rows)
-    with pytest.raises(EndOfStreamError, match=r"^'replay' is closed, and 0 rows are left"):
+    with pytest.raises(EndOfStreamError, match=CLOSED_EMPTY):
         table.samples.draw_sample(1, rng=rng(), owner=9)
 
 
@@ -153,7 +155,7 @@ def test_closed_when_a_consumer_has_had_all_then_the_end_for_it_alone() -> None:
     acknowledge(table, 1, "a", planned(table, 3, conditions=conditions, owner=1).rows)
     assert table.samples.draw_sample(1, rng=rng(), conditions=conditions, owner=1) is None
     table.close()
-    with pytest.raises(EndOfStreamError, match=r"^'replay' is closed, and 0 rows are left"):
+    with pytest.raises(EndOfStreamError, match=CLOSED_EMPTY):
         table.samples.draw_sample(1, rng=rng(), conditions=conditions, owner=1)
     assert len(planned(table, 5, conditions=other, owner=1).rows) == 3
 

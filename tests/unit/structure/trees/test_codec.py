@@ -13,6 +13,8 @@ from tdserve.structure.trees.tree import Node, Spec, TensorLeaf, ValueLeaf
 from tdserve.v1 import spec_pb2
 from tests.ragged import CASES
 
+OTHER_BATCH_SIZE = "does not start with batch size"
+
 INNER = Node((2, 0), None, None, None, (), is_locked=True)
 SPEC = Spec(
     Node(
@@ -54,10 +56,10 @@ Change = Callable[[spec_pb2.Node], object]
     [
         (lambda root: root.batch_size.append(-1), "negative"),
         (lambda root: root.entries[0].tensor.shape.append(-3), "negative"),
-        (lambda root: root.entries[0].tensor.shape.__setitem__(0, 5), "does not start with batch size"),
-        (lambda root: root.entries[0].tensor.ClearField("shape"), "does not start with batch size"),
-        (lambda root: root.entries[1].node.batch_size.__setitem__(0, 5), "does not start with batch size"),
-        (lambda root: root.entries[3].value.ClearField("batch_size"), "does not start with batch size"),
+        (lambda root: root.entries[0].tensor.shape.__setitem__(0, 5), OTHER_BATCH_SIZE),
+        (lambda root: root.entries[0].tensor.ClearField("shape"), OTHER_BATCH_SIZE),
+        (lambda root: root.entries[1].node.batch_size.__setitem__(0, 5), OTHER_BATCH_SIZE),
+        (lambda root: root.entries[3].value.ClearField("batch_size"), OTHER_BATCH_SIZE),
         (lambda root: root.entries.add(key="z").tensor.shape.append(2), "'z'.* appears twice"),
         (lambda root: root.entries.add(key="new"), "has content that this version"),
         (lambda root: setattr(root.entries[0].tensor, "dtype", 0), "unknown dtype number 0"),
@@ -206,7 +208,7 @@ def test_spec_when_a_stack_has_members_then_comes_back_equal() -> None:
         (STACKED._replace(stack_dim=-1), "2 members, not 1"),
         (STACKED._replace(batch_size=(2, 3), stack_dim=1), "2 members, not 3"),
         (STACKED._replace(inner=(-1, 2)), "other than 2 batch dimensions"),
-        (STACKED._replace(batch_size=(3,)), "does not start with batch size"),
+        (STACKED._replace(batch_size=(3,)), OTHER_BATCH_SIZE),
     ],
 )
 def test_decode_when_members_are_not_those_of_the_stack_then_raises(node: Node, reason: str) -> None:
