@@ -234,7 +234,8 @@ class Campaign:
         server.start()
 
     def _choose_server(self) -> tdserve.Server:
-        """Returns a server, each as often: one that is killed again and again has no client back in between."""
+        """Returns a server; all come equally often. Clients could not come back to a server that is killed again and
+        again."""
         self._unharmed = self._unharmed or self._random.sample(self._servers, len(self._servers))
         return self._unharmed.pop()
 

@@ -14,7 +14,7 @@ SAMPLE_ROWS = 1024
 NUM_SAMPLES = 60
 
 RAISED = 5.0
-"""Priority that some rows of a prioritized table get: among these each is drawn as often."""
+"""Priority that some rows of a prioritized table get: all of these are drawn equally often."""
 
 
 def check_distribution(stores: RoundStores, findings: Findings) -> None:

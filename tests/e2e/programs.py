@@ -148,7 +148,7 @@ with queue.take(4):
         with contextlib.suppress(tdserve.StoreNotFoundError):
             client["nothing"]
 """
-"""Whatever the demo has not, and so what panels of the dashboard would lack; holds a lease until it is killed."""
+"""Uses all that the demo does not use, so that no panel of the dashboard is empty. Holds a lease until it is killed."""
 
 QUERY = """
 import json, urllib.parse, urllib.request

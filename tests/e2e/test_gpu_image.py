@@ -1,4 +1,4 @@
-"""The image for GPUs, on a base without CUDA: its steps, its entry point, and what it says where there is no GPU."""
+"""The image for GPUs, on a base without CUDA: its steps, its entry point, and its message without a GPU."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 SUM = re.compile(r"data checksum: crc32 [0-9a-f]{8} over [1-9]\d* rows")
 
 BUILT = "tdserve:e2e-built"
-"""Compose marks an image that it builds as its project's, and takes any container of it for one of that project's, also
-those that other tests start meanwhile."""
+"""Compose marks an image that it builds as one of its project. It takes every container of that image for one of the
+project, also those that other tests start meanwhile."""
 
 UP = ("up", "--no-color", "--exit-code-from", "learner", "--scale", "actor=2")
 

@@ -24,7 +24,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends prometheus \\
     && mkdir /prometheus && chown 65534:65534 /prometheus
 ENTRYPOINT ["prometheus"]
 """
-"""Debian's, where the image that the compose file names cannot be had."""
+"""Debian's package, for machines that cannot get the image that the compose file names."""
 
 TIMEOUT_S = 120.0
 
@@ -84,7 +84,7 @@ def test_dashboard_when_the_job_runs_then_no_panel_is_empty_and_a_killed_client_
 
     wait_for(lambda: not find_empty(), "a series for each panel", timeout_s=TIMEOUT_S)
     firing = [alert for alert, num in zip(list_alerts(), count_series(stack, *list_alerts()), strict=True) if num]
-    # From the first minutes of a disk that is busy nothing follows for four hours: that alert waits for ten minutes.
+    # The first minutes of a busy disk do not predict the next four hours: that alert waits for ten minutes.
     assert not [alert for alert in firing if "predict_linear" not in alert]
     host = inspect(user)["Config"]["Hostname"]
     assert f"{host}:" in read_page(stack, "/sessions")

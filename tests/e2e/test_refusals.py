@@ -1,4 +1,4 @@
-"""Containers that cannot do what they are told: one clear line, an exit code, and no storm of restarts."""
+"""Containers that cannot do their job: one clear line, an exit code, and no storm of restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs inputs through decoders and keeps what was no proper refusal."""
+"""Runs inputs through decoders, and keeps those that were not refused properly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_KEPT = 64
 
 @dataclass
 class Tally:
-    """What became of the inputs of one decoder.
+    """The results of the inputs of one decoder.
 
     Attributes:
         faults: The first input for each place at which something improper was raised, with its traceback.

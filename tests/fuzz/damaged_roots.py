@@ -31,7 +31,7 @@ from tests.stored_root import stored
 from tests.stored_root.unpacking import unpack_root
 
 PAGE_NBYTES = 4096
-"""Databases and files of rows are mostly zeros: damage goes where something is."""
+"""Databases and files of rows are mostly zeros: damage goes to places with content."""
 
 MAX_CHECK_S = 60
 """After which a check counts as one that never ends, seconds."""

@@ -1,4 +1,4 @@
-"""Everything that turns bytes of others into something: what it accepts, and the errors that it may raise."""
+"""All decoders of bytes from others: the input that they accept, and the errors that they may raise."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Decoder:
     seeds: tuple[bytes, ...]
 
     def check(self, content: bytes) -> bool:
-        """Returns whether the input is valid. Raises what is no proper refusal of it."""
+        """Returns whether the input is valid. Raises every error that is not a proper refusal."""
         try:
             self.decode(content)
         except LocalProtocolError:

@@ -1,4 +1,4 @@
-"""A session that sends whatever it likes, and what the server answers."""
+"""A session that sends anything, and the server's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Bytes that are none of the protocol's, on every port of a server and the socket in its root: others do not notice."""
+"""Bytes that do not belong to the protocol, on every port of a server and on the socket in its root. Others do not
+notice."""
 
 from __future__ import annotations
 

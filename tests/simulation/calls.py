@@ -1,4 +1,4 @@
-"""Calls that were made, what became of them, and when: what the models of stores compare answers with."""
+"""Calls, with their outcomes and times. The models of stores compare answers with them."""
 
 from __future__ import annotations
 

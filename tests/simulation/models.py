@@ -1,4 +1,4 @@
-"""Stores of a simulation: what clients do with them, and what their answers must agree with.
+"""Stores of a simulation: the calls that clients make, and the checks of the answers.
 
 Each model keeps the calls that were made of one store. It holds every answer against them, and what is left in the end.
 """

@@ -27,7 +27,7 @@ from tests.simulation.virtual_time import clock, pause
 
 BACKOFF_S = 0.05
 LATE_S = 1.0
-"""A request that has arrived at a server that lives is answered so much after its deadline, at the latest."""
+"""A live server answers a request that has arrived at most this long after its deadline."""
 
 
 class UnknownError(Exception):

@@ -25,7 +25,7 @@ EPOCH_S = 1_000_000_000.0
 
 
 class WouldWaitError(BaseException):
-    """A thread would sleep until something else happens; its work is to be done again a little later."""
+    """Raised where a thread would sleep until something else happens. Its work is done again a little later."""
 
 
 class StuckError(AssertionError):

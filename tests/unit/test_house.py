@@ -117,7 +117,7 @@ def test_files_when_scanned_then_postpone_annotations(own: list[house.Module], t
 
 
 TELLERS = {"told", "tells", "says", "say", "knows", "know", "wants", "who", "whom", "whose", "nobody", "somebody"}
-"""Words of test names that would hide what happens: "then says so" is an error, a log line or an answer."""
+"""Words that hide what happens, if they are in test names: "then says so" may be an error, a log line or an answer."""
 
 
 def test_tests_when_named_then_by_what_happens(tests: list[house.Module]) -> None:

@@ -1,4 +1,4 @@
-"""Calls in threads, and what becomes of them when their task is cancelled."""
+"""Calls in threads, and their end when their task is cancelled."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_resolve_when_the_name_is_unknown_then_the_error_names_it() -> None:
 
 
 def test_resolve_when_the_name_comes_later_then_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system's resolver stands for a network's: a test has none whose names come and go."""
+    """Replaces the system's resolver: a test has no network whose names come and go."""
     num_asked = 0
 
     def look(host: str, *_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:

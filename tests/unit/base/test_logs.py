@@ -29,7 +29,7 @@ logging.getLogger("tdserve.server").warning("is slow")
 
 
 def logged(level: str) -> list[str]:
-    """Returns what a process writes that logs from ``level`` on."""
+    """Returns the output of a process that logs from ``level`` on."""
     done = subprocess.run([sys.executable, "-c", CODE.format(level=level)], capture_output=True, text=True, check=True)
     return done.stderr.splitlines()
 

@@ -1,4 +1,4 @@
-"""tdserve/base/timed_queue.py: objects come in order, and waits end in time whatever interrupts them."""
+"""tdserve/base/timed_queue.py: objects come in order. Waits end in time, also if something interrupts them."""
 
 from __future__ import annotations
 

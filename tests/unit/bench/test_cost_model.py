@@ -1,4 +1,4 @@
-"""The model of costs: it finds what the figures were made of, and names the part that fails first."""
+"""The model of costs: it finds the parts that make up the figures, and names the part that fails first."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_report_when_nothing_was_measured_with_several_clients_then_empty() -> N
 
 
 def test_model_when_costs_fall_with_shards_then_nothing_costs_less_than_nothing() -> None:
-    """A busy machine: what was measured first took longer."""
+    """A busy machine: the first measurement took longer."""
     figures = [make_figure("sample 256", clients, 1, control_us=900.0) for clients in (1, 2)]
     figures += [make_figure("sample 256", clients, 2, control_us=20.0) for clients in (1, 2)]
     ((call, points),) = read_points(figures).items()

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration
 
 
 def children() -> set[str]:
-    """Process ids of all children of this process, of whatever thread."""
+    """Process ids of all children of this process, whichever thread started them."""
     return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
 
 

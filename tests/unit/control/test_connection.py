@@ -133,7 +133,7 @@ def test_wait_ready_when_this_process_may_open_no_more_files_then_the_error_name
 
 
 class Names:
-    """A resolver for the name ``moving``, whose address changes: a test has no network's."""
+    """A resolver for the name ``moving``, whose address changes. It replaces a network's."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: list[str] = []

@@ -172,7 +172,7 @@ def test_writer_when_the_other_end_is_gone_then_nothing_is_logged(
         writer = FrameWriter()
         writer.open(transport)
         sockets[1].close()
-        for _ in range(100):  # in one turn of the loop, which learns of it later
+        for _ in range(100):  # in one turn of the loop; the loop learns of it later
             writer.write(bytes(1000))
         assert transport.is_closing()
 

@@ -22,7 +22,7 @@ pytestmark = needs_lending
 
 
 class House:
-    """A lender in a thread of its own, which lends the folder that is asked for; none of the name "no"."""
+    """A lender in a thread of its own. It lends the requested folder, but none of the name "no"."""
 
     def __init__(self, folder: Path) -> None:
         self.nonce = secrets.token_hex(8)

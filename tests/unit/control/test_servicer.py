@@ -92,7 +92,7 @@ def test_call_when_the_token_is_right_then_answered() -> None:
 
 
 def test_call_when_the_token_is_wrong_then_refused_before_its_message_has_come() -> None:
-    """The client never ends its request: whoever waited for the whole of it would not answer."""
+    """The client never ends its request: a server that waited for all of it would not answer."""
     with serving(Answering(), token="secret") as address, grpc.insecure_channel(address) as channel:
         for method in ("DescribeStore", "GetStats"):
             call: Any = channel.stream_unary(f"{SERVICE_PATH}/{method}")  # type: ignore[call-arg]

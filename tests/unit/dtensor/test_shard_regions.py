@@ -22,7 +22,7 @@ STRIDED: Any = _StridedShard
 
 @contextmanager
 def join(rank: int, size: int) -> Iterator[None]:
-    """Makes a default process group of which no other rank is there."""
+    """Makes a default process group without its other ranks."""
     dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
     try:
         yield

@@ -1,4 +1,4 @@
-"""The example programs differ from what they were before by the lines that build the buffer, and by nothing else."""
+"""The example programs differ from their originals only in the lines that build the buffer."""
 
 from __future__ import annotations
 

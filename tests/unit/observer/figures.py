@@ -19,7 +19,7 @@ from tdserve.v1 import control_pb2
 
 
 class RecordedServer:
-    """Stands for a server: it answers what it was given, and counts the questions."""
+    """Stands for a server: it gives prepared answers, and counts the questions."""
 
     def __init__(self, figures: control_pb2.ObserveResponse | None = None, names: tuple[str, ...] = ()) -> None:
         self.figures = figures

@@ -1,4 +1,4 @@
-"""tdserve/observer/access.py and security_headers.py: who sees something, and what a browser may do with it."""
+"""tdserve/observer/access.py and security_headers.py: who may see the pages, and what a browser may do with them."""
 
 from __future__ import annotations
 

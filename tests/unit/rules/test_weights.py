@@ -13,7 +13,7 @@ from tests.state_machines import make_tests
 
 
 class _AgainstFiles(RuleBasedStateMachine):
-    """The rule beside a folder in memory: who may touch which file is checked at every step."""
+    """The rule beside a folder in memory. Every step checks who may touch which file."""
 
     publishings = Bundle("publishings")
 

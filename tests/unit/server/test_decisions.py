@@ -1,5 +1,5 @@
-"""Every kind of change is decided by one transaction: before it nobody sees anything, from it on everything is there,
-whatever the disk has no room for, and whenever the process is killed."""
+"""One transaction decides each kind of change. Before it nobody sees anything, after it everything is there, whatever
+does not fit on the disk, and whenever the process is killed."""
 
 from __future__ import annotations
 

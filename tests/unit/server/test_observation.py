@@ -11,7 +11,7 @@ NO_COUNTS = {"version", "newest_policy_version", "structure", "min_size", "max_o
 """Numbers and settings, whose sums say nothing."""
 
 SHOWN_PER_STORE = {"num_discarded", "num_incomplete", "num_pinned", "num_damaged"}
-"""Counts of which no metric and no page shows a sum."""
+"""Counts whose sum no metric and no page shows."""
 
 
 def test_counts_of_a_store_when_a_new_one_is_added_then_it_is_summed_or_known_not_to_be() -> None:

@@ -15,7 +15,7 @@ UNBLOCKED_S = 0.2
 
 
 class Passing(nn.Module):
-    """Has a change made in another thread during its pass, and writes down what came first."""
+    """Starts a change in another thread during its pass, and records which came first."""
 
     def __init__(self, guard: ForwardGuard, *, fails: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""tdserve/torchrl/torchrl_private.py: each private name of TorchRL is still there, and still means what is assumed."""
+"""tdserve/torchrl/torchrl_private.py: each private name of TorchRL is still there, with the meaning that tdserve
+assumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tdserve/transport/blocking_threads.py: callers get what their calls end in, or are let go."""
+"""tdserve/transport/blocking_threads.py: callers get the results or errors of their calls, or are released."""
 
 from __future__ import annotations
 

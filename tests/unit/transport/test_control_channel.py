@@ -18,7 +18,7 @@ TIMEOUT_S = 20.0
 
 
 class Box:
-    """One end of a channel, and what it has received; one that ``echoes`` sends it back, reversed."""
+    """One end of a channel, and what it has received. With ``echoes`` it sends all of it back, reversed."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel

@@ -52,7 +52,7 @@ def test_pool_when_full_then_what_was_asked_for_last_takes_the_place_of_what_was
     del large
     small = pool.take(20_000)
     address = small.data_ptr()
-    del small  # the pool is full of what nobody has asked for since
+    del small  # the pool is full of objects that nobody has asked for since
     small = pool.take(20_000)
     assert small.data_ptr() == address
     assert count_bytes(pool) < 10_000

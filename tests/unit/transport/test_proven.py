@@ -37,8 +37,8 @@ NUM_TAKEN = 60
 
 @pytest.fixture(autouse=True)
 def _device_without_unformed_groups() -> None:
-    """Earlier tests of this process may have left a device at which one more unformed group makes the next group use
-    another: the numbers that a stranger then takes are nobody's."""
+    """Earlier tests may have left a device in such a state that one more unformed group makes the next group use
+    another device. Then a stranger takes numbers that nobody uses."""
     leave_all_devices()
 
 

@@ -76,7 +76,7 @@ def groups(size: int) -> tuple[list[MemoryGroup], Sides]:
 def prove_all(
     bonds: list[ChannelCredential], attempts: list[int] | None = None, *, timeout_s: float = TIMEOUT_S
 ) -> list[Any]:
-    """What becomes of each rank: None, or what it raised."""
+    """The end of each rank: None, or its exception."""
     ranks, _ = groups(len(bonds))
 
     def one(rank: int) -> None:
@@ -115,7 +115,7 @@ def test_prove_when_one_of_three_is_a_stranger_then_none_accepts() -> None:
 
 
 def against(stranger: Callable[[bytes, list[bytes]], bytes]) -> BaseException | None:
-    """What becomes of rank 0 when each answer of rank 1 is what ``stranger`` makes of the message and those before."""
+    """The end of rank 0, if ``stranger`` makes each answer of rank 1 from the message and those before."""
     ranks, queues = groups(2)
     with ThreadPoolExecutor(1) as thread:
         proving = thread.submit(prove, ranks[0], 0, 2, CREDENTIAL, attempt=0, timeout_s=0.5)

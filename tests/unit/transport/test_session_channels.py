@@ -52,7 +52,7 @@ def test_open_channel_when_by_gloo_then_a_gloo_pair() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
 def test_open_channel_when_the_gpu_cannot_be_used_then_connect_error_and_no_pair_stays() -> None:
-    for end in open_both(joined_stores(), "gloo"):  # makes what the first pair of a process leaves
+    for end in open_both(joined_stores(), "gloo"):  # creates what remains of the first pair in a process
         end.close()
     before = len(os.listdir("/proc/self/task"))
     with pytest.raises(ConnectError, match="nccl"):

@@ -60,7 +60,7 @@ def test_send_messages_when_the_end_is_direct_memory_then_the_last_message_is_ma
     has_arrived: list[bool] = []
 
     def trail() -> list[NDArray[np.int64]]:
-        # The loopback takes a send only when it is received: what has left lies there.
+        # The loopback takes a send only when it is received, so messages that have left lie there.
         for slot, leaf in zip(layout.slots[:4], leaves, strict=True):
             has_arrived.append(torch.equal(received[slot.offset : slot.offset + slot.nbytes], leaf))
         return [np.array([77])]
@@ -214,7 +214,7 @@ def test_send_messages_when_time_is_over_then_deadline_names_the_whole_time_and_
 
 
 def test_recv_messages_when_time_is_over_before_the_first_wait_then_the_channel_is_closed() -> None:
-    # Otherwise the receives that were posted would take what is sent to the next one.
+    # Otherwise receives that are already posted would take messages for the next one.
     ours, theirs = LoopbackChannel.make_pair()
     layout = layout_of(2)
     sink = FlatBuffer(random_bytes(layout.nbytes))

@@ -32,7 +32,7 @@ class Peer:
     def receive(self, nbytes: int) -> bytes:
         content = bytearray()
         while len(content) < nbytes and (piece := self.socket.recv(nbytes - len(content))):
-            content += piece  # a socket with a timeout returns what has come, also with MSG_WAITALL
+            content += piece  # a socket with a timeout returns the bytes that have come, also with MSG_WAITALL
         return bytes(content)
 
     def send(self, kind: int, tag: int, nbytes: int, content: bytes = b"") -> None:

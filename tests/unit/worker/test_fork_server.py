@@ -81,7 +81,7 @@ class Control:
 
 
 class Worker:
-    """A process that was forked, with what control has of it."""
+    """A forked process, with control's end of its connection."""
 
     def __init__(self, control: Control, *fds: int) -> None:
         self.socket, theirs = socket.socketpair()

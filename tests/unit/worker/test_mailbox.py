@@ -29,7 +29,7 @@ def handle(content: bytes, label: int) -> Handled:
 
 
 class Client:
-    """The other end of a mailbox; its channel is formed by ``connect``. ``reports`` are what control is told."""
+    """The other end of a mailbox; its channel is formed by ``connect``. ``reports`` are the reports to control."""
 
     def __init__(self) -> None:
         self.reports: SimpleQueue[worker_pb2.Report] = SimpleQueue()

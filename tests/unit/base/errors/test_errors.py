@@ -1,4 +1,4 @@
-"""Errors: every class survives what happens to errors: pickling, the wire, ``except`` by a standard type."""
+"""Every class of errors survives pickling and the wire, and is caught by ``except`` with a standard type."""
 
 from __future__ import annotations
 

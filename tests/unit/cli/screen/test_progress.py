@@ -13,7 +13,7 @@ from tdserve.cli.screen.progress import show_step
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that can move its cursor, whatever runs the tests."""
+    """A terminal that can move its cursor, wherever the tests run."""
     monkeypatch.setenv("TERM", "xterm")
 
 

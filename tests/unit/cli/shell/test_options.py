@@ -1,4 +1,4 @@
-"""tdserve/cli/shell/options.py: where a command's server is, and what opens it."""
+"""tdserve/cli/shell/options.py: where a command finds its server, and how it connects."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ NUM_SHARDS = 1 << 20
 
 
 def make_shards(value: Any) -> KeyShards:
-    """Returns what chooses by a key like this value."""
+    """Returns the object that chooses shards by a key like this value."""
     row = TensorDict({"number": torch.tensor(0), "key": value}, [])
     return KeyShards(("key",), capture(row, store="rows").spec, NUM_SHARDS)
 

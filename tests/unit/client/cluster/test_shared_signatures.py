@@ -1,6 +1,7 @@
-"""What several servers share has the calls of what one server has: the same methods, with the same parameters.
+"""Shared stores have the calls of stores of one server: the same methods, with the same parameters.
 
-A difference is allowed where a table below names it, with the reason; one that is not there any more must leave it.
+A difference is allowed if a table below names it, with the reason. Entries for differences that are gone must be
+removed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ PAIRS: Mapping[type, type] = {
     Batches: ShardedBatches,
     Client: ClusterClient,
 }
-"""What one server has, and what several share."""
+"""A class for one server, and its shared counterpart."""
 
 _PASSED_ON = "the other arguments go to the client of each server by name, whose own signature refuses a wrong one"
 _ROWS_ALONE = "a dataset of several servers reads and writes rows and leaves; it takes fewer arguments"
@@ -100,7 +101,7 @@ LACKING: Mapping[type, Mapping[str, str]] = {
         "why_not_nccl": "each server has its own reason",
     },
 }
-"""Names that what is shared lacks, with the reason."""
+"""Names that the shared class lacks, with the reason."""
 
 NO_CALLS = {"__new__", "__init__", "__copy__", "__reduce__", "__getstate__", "__setstate__", "__del__"}
 """Methods for how an object is made, copied, sent and ended."""
@@ -124,7 +125,7 @@ def describe_parameters(method: object) -> list[tuple[str, str, object]] | None:
 
 
 def describe_default(default: object) -> object:
-    """Returns what two defaults have in common that mean the same; of functions, what they do."""
+    """Returns equal values for two defaults that mean the same; for functions, what they do."""
     return default.__code__.co_code if inspect.isfunction(default) else default
 
 
@@ -140,7 +141,7 @@ def find_other_parameters(single: type, shared: type) -> list[str]:
 
 
 def find_lacking(single: type, shared: type) -> list[str]:
-    """Returns the names that what is shared lacks, or has only as every object does."""
+    """Returns the names that the shared class lacks, or has only as every object does."""
     return [name for name in list_names(single) if getattr(shared, name, None) is getattr(object, name, None)]
 
 

@@ -1,4 +1,4 @@
-"""FakeTensorMode: who reads or writes a store under it is told what to do instead."""
+"""FakeTensorMode: reads and writes of a store under it fail, with an error that says what to do instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lazy stacks as ``out=`` of what is stored densely."""
+"""Lazy stacks as ``out=`` for content that is stored densely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some rows of what a caller gives for several, in every form in which it may be given."""
+"""A choice of rows from what a caller gives for several rows, in each form that callers may use."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_iteration_when_of_many_rows_then_few_reads(
     monkeypatch.setattr(StoreClient, "read", counted)
     rows = iter(store)
     assert next(rows)["a"] == 0
-    assert sum(reads) < 100  # one who looks at the first need not read a thousand
+    assert sum(reads) < 100  # a program that looks at the first row need not read a thousand
     assert sum(int(row["a"]) for row in rows) == 19_999 * 10_000
     assert len(reads) < 20_000 // BLOCK_ROWS + 10
 

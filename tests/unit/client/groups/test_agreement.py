@@ -27,7 +27,7 @@ OTHER = capture(TensorDict({"x": torch.zeros(4)})).spec
 
 
 def call_of(spec: Spec | None = None, kind: str = "broadcast", **fields: object) -> group_pb2.GroupCall:
-    """A member's call; with a structure that nobody was told of."""
+    """A member's call, with a structure that no other member knows."""
     call = group_pb2.GroupCall(kind=kind, number=1, **fields)  # type: ignore[arg-type]
     if spec is not None:
         describe_structure(call, spec, compute_fingerprint(spec), Known({}))

@@ -94,7 +94,7 @@ def test_call_when_a_member_refuses_it_since_another_has_gone_then_waiting_membe
 
 
 def go(team: Team, rank: int, how: str) -> Future[Any] | None:
-    """A member goes; what it goes on with, if it does."""
+    """A member leaves; returns the epoch with which it goes on, if it does."""
     if how == "next epoch":
         return team.submit(team.groups[rank].next_epoch)
     if how == "session":

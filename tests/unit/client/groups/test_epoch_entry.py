@@ -38,7 +38,7 @@ def test_group_when_of_one_then_every_call_works(client: tdserve.Client) -> None
         group.barrier()
         assert group.next_epoch().epoch == before + 1
     with client.group("one", 1) as group:
-        assert group.epoch == before + 2  # the group before is forgotten; what comes late of it is not this one's
+        assert group.epoch == before + 2  # the group before is forgotten; late messages of it do not belong to this one
 
 
 @pytest.mark.parametrize(

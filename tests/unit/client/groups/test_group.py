@@ -325,7 +325,8 @@ def test_call_when_a_member_does_not_come_then_deadline_and_the_next_epoch_is_wi
 ) -> None:
     with Team(server, 3) as team:
         errors = team.each(lambda group: group.barrier(timeout_s=0.3), [1, 2])
-        found = {type(error) for error in errors}  # who is late by more than the way to the other is told by that one
+        found = {type(error) for error in errors}  # a member that is later than a message takes learns it from the
+        # other one
         assert DeadlineExceededError in found <= {DeadlineExceededError, PeerLostError}
         assert [type(error) for error in team.each(lambda group: group.barrier())] == [PeerLostError] * 3
         with pytest.raises(DeadlineExceededError, match="rank 1, 2 of epoch 1 has not asked"):

@@ -57,7 +57,7 @@ def test_leaf_when_small_and_plain_then_a_copy_of_it_and_no_other_one(
 ) -> None:
     td = TensorDict({**CONTENT, **OTHER}, [])
     handle = local_client.memmap(td.lock_() if is_locked else td, name)
-    assert read(local_client, handle, "scalar") is None  # nobody has let this client read it yet
+    assert read(local_client, handle, "scalar") is None  # this client may not read it yet
     store = opened(local_client, handle)
     for path, _ in handle.spec.tensors:
         found = read(local_client, handle, *path)

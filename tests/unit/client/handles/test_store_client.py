@@ -35,7 +35,7 @@ def test_handle_when_the_structure_has_changed_then_its_next_access_is_of_the_ne
     def changed() -> Any:
         """A handle that has not noticed."""
         other = client[handle.name]
-        other[0]  # what it has mapped must not mislead it
+        other[0]  # its own mappings must not mislead it
         number = len(handle.keys())
         handle[f"z{number}"] = torch.ones(3)
         return other

@@ -1,4 +1,4 @@
-"""Every public method of the installed tensordict, by name: the store does the same, or says what to call instead."""
+"""Every public method of the installed tensordict: a store does the same, or its error says what to call instead."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_method_when_called_then_as_of_the_local_one_or_refused_with_advice(
         assert remote.reason == REFUSED[method]
     else:
         assert fault(outcome(call, td), remote) is None
-        assert difference(td, store.to_tensordict()) is None  # what is in place reached the store, and nothing else
+        assert difference(td, store.to_tensordict()) is None  # only calls in place reached the store
 
 
 @pytest.mark.parametrize("method", ELSEWHERE)

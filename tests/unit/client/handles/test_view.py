@@ -1,4 +1,4 @@
-"""A view does what the same call on a local tensordict does, and fetches nothing that is not asked for."""
+"""A call on a view gives what it gives on a local tensordict, and fetches nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.client.handles.view_examples import CALLS, INDICES, local_rows
 
 
 class Watched:
-    """A store that remembers what was read of it, and how many elements of its batch."""
+    """A store that remembers its reads: keys, and how many elements of its batch."""
 
     def __init__(self, store: StoreClient) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""That every call makes a view with tensordict's own arguments; what the views read is tested in test_view.py."""
+"""Every call makes a view with tensordict's own arguments. test_view.py tests what views read."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Office:
         return report
 
     def introduce(self, link: int, kept: int, *, client: int = 0) -> None:
-        """Has a client, by default the first one, pass on what came over ``kept``."""
+        """Makes a client, by default the first one, pass on what came over ``kept``."""
         order = control_pb2.RelayOrder(pass_on=control_pb2.PassOn(link=link, kept=kept, secret=SECRET))
         self.ends[client].on_order(order)
 

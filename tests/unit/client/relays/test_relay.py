@@ -18,7 +18,7 @@ from tests.unit.client.relays.relaying import LAYOUT, POOL, SPEC, Office, conten
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody gives up by itself, however busy the machine is: who ends, was told to."""
+    """Timeout so long that no end gives up by itself on a busy machine: each ends only when the test ends it."""
     monkeypatch.setattr(links, "STALL_S", 60.0)
     monkeypatch.setattr(links, "CONNECT_S", 60.0)
 
@@ -72,7 +72,7 @@ def test_pass_on_when_it_is_dropped_meanwhile_then_the_other_loses_it() -> None:
 def test_feed_when_entries_are_here_before_the_link_then_they_count() -> None:
     with office() as between:
         between.keep(3)
-        between.introduce(4, kept=3)  # whose entries come before the other end knows of the link
+        between.introduce(4, kept=3)  # its entries come before the other end knows of the link
         between.ends[1].feed(control_pb2.Rendezvous(link=9, key="other", value=b"x"))
         assert torch.equal(take(between, 4), content())
 

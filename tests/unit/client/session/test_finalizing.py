@@ -1,4 +1,4 @@
-"""Work of finalizers runs in another thread, whatever the interrupted one holds."""
+"""Work of finalizers runs in another thread, whatever locks the interrupted thread holds."""
 
 from __future__ import annotations
 

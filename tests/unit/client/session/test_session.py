@@ -249,7 +249,7 @@ def test_local_write_when_its_caller_gave_up_before_it_was_let_then_the_rows_are
     local_client: tdserve.Client, local_session: Session, name: str
 ) -> None:
     queue = local_client.create_queue(name, ROWS[0], 4)
-    queue.extend(ROWS)  # full: what follows is let when there is room again
+    queue.extend(ROWS)  # full: the next one is allowed when there is room again
     content = control_pb2.Content(fingerprint=capture(ROWS[0]).spec.prepend((4,)).fingerprint)
     asked = control_pb2.ExtendRequest(store=name, num_rows=4, content=content, timeout_s=10.0)
     given_up = local_session.send(4_000, extend=asked, on_permit=lambda accepted: control_pb2.Written())
@@ -280,7 +280,7 @@ def test_spooled_values_when_the_caller_gives_up_then_kept_until_the_server_has_
     local_session.cancel(1)
     local = local_session.local
 
-    # Each look keeps what it got: given back, it could be given out again before what the answer frees.
+    # Each look keeps what it got: otherwise it could get that again before it gets what the answer frees.
     wait_for(lambda: local.spool([bytes(100_000)]) == spooled, "the server's answer")
 
 

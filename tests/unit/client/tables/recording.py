@@ -126,7 +126,7 @@ class RecordingTable:
 
 
 class TimedTable(RecordingTable):
-    """A recording table with what more a writer looks up."""
+    """A recording table with all that a writer looks up."""
 
     allow_pickle = False
 

@@ -66,7 +66,7 @@ def test_drain_when_the_collector_calls_it_in_the_thread_that_puts_then_no_deadl
 
 @pytest.fixture
 def at_exit(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """What is called at the exit of the process, of what is registered from now on."""
+    """The functions that are registered from now on for the exit of the process."""
     calls: list[Callable[[], None]] = []
     monkeypatch.setattr(process_exit, "call_at_exit", calls.append)
     return calls

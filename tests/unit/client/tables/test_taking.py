@@ -81,7 +81,7 @@ def test_take_when_its_result_is_dropped_then_given_back_unless_the_rows_are_in_
 
 
 def next_of(batches: Any) -> Any:
-    """A batch that is there: what little time it has on a busy machine, it has again and again."""
+    """A batch that is there. On a busy machine one short wait may not suffice, so it is asked for again and again."""
 
     def look() -> Any:
         try:

@@ -65,7 +65,7 @@ def test_destination_when_rows_share_memory_then_refused() -> None:
 def test_finish_posted_when_nothing_is_granted_now_then_none_else_the_content(
     remote_client: tdserve.Client, name: str, num_live: int
 ) -> None:
-    client = remote_client  # a local one copies rows, and waits for none
+    client = remote_client  # a local client copies rows, and waits for nothing
     rows = TensorDict({"a": torch.ones(100, 300)}, [100])
     replay = client.create_replay(name, rows[0], 100)
     replay.extend(rows[:num_live])

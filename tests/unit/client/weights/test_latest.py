@@ -21,7 +21,7 @@ both_sizes = pytest.mark.parametrize("size", list(NUM_FLOATS))
 
 
 def weights(number: int, size: str = "inline") -> TensorDict:
-    """Floats that are none of half the bytes, and what is not converted."""
+    """Floats of more than 16 bits, and content that is not converted."""
     floats = torch.linspace(0, number, NUM_FLOATS[size])
     return TensorDict({"w": floats, "n": {"d": floats.double(), "i": torch.arange(3)}, "note": "text"}, [])
 

@@ -25,7 +25,7 @@ Verify = Callable[[control_pb2.TakenRequest], None]
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody gives up by itself, however busy the machine is: who ends, was told to."""
+    """Timeout so long that no end gives up by itself on a busy machine: each ends only when the test ends it."""
     monkeypatch.setattr(links, "STALL_S", 60.0)
     monkeypatch.setattr(links, "CONNECT_S", 60.0)
 

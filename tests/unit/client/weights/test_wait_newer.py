@@ -21,7 +21,7 @@ def publish(client: tdserve.Client, name: str, num_numbers: int = 3) -> int:
 
 
 def count_traffic(client: tdserve.Client) -> Any:
-    """Returns the counts once two looks agree: those of what ended just before may come late."""
+    """Returns the counts once two looks agree: counts of a transfer that has just ended may come late."""
     looks = [client.stats()["transports"]]
 
     def agree() -> bool:

@@ -26,7 +26,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tdserve.Client]
 
 
 def publish_always(client: tdserve.Client, action: int, *, num_transitions: int = EXPLORED_ROWS) -> int:
-    """A policy that prefers one action whatever it sees."""
+    """A policy that prefers one action for every observation."""
     network = make_network(4, 2)
     with torch.no_grad():
         weight, bias = list(network.parameters())[-2:]

@@ -31,7 +31,7 @@ RATES = compute_rates(Snapshot(), SNAPSHOT)
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that can move its cursor, whatever runs the tests."""
+    """A terminal that can move its cursor, wherever the tests run."""
     monkeypatch.setenv("TERM", "xterm")
 
 

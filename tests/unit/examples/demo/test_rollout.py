@@ -56,7 +56,7 @@ def rollout(seed: int = 0, num_envs: int = 2) -> Rollout:
 
 def test_collect_yields_every_step_once() -> None:
     transitions, returns = rollout().collect(200, lambda seen: np.ones(len(seen), np.int64), epsilon=0.0)
-    # what is still in the two windows has not been joined yet
+    # steps that are still in the two windows have not been joined yet
     assert 2 * 200 - 2 * 2 <= len(transitions) <= 2 * 200
     assert returns
     assert sum(returns) <= 2 * 200

@@ -1,4 +1,4 @@
-"""The proof that a selection means what the same expression means on a TensorDict: both are run and compared."""
+"""A selection means the same as the same expression on a TensorDict: the tests run both and compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The pages, by the application alone: what is on them, that nothing of a store is markup, and how long they take."""
+"""The pages of the application alone: their content, how long they take, and that no name or value of a store becomes
+markup."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ def find_text(page: str) -> str:
 
 @pytest.fixture
 def evil() -> RecordedServer:
-    """A server whose every text was chosen by somebody else."""
+    """A server all of whose texts somebody hostile has chosen."""
     figures = make_figures()
     for name in EVIL:
         add_table(figures, name).waits.add(call=name)

@@ -1,4 +1,4 @@
-"""tdserve/rules/access/roles.py: the table is complete, and each request needs what the guide says."""
+"""tdserve/rules/access/roles.py: the table is complete, and each request needs the role that the guide names."""
 
 from __future__ import annotations
 

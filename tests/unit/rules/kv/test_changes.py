@@ -1,4 +1,4 @@
-"""Changes of entries, against a model: a dict that forgets nothing but what the rules drop."""
+"""Changes of entries, against a model: a dict that forgets only what the rules drop."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def row_numbers(rows: Iterable[int]) -> Rows:
 
 
 class Model:
-    """A table as plain lists: each trajectory holds what lies in its places, and None where a row went away."""
+    """A table as plain lists: each trajectory is a list of its places, with None if a row has gone."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -74,7 +74,7 @@ def test_check_when_a_queue_is_longer_than_its_table_then_refused() -> None:
 
 
 def _ends_somewhere(insert: int, sample: int, buffer: int) -> bool:
-    """Whether single inserts and samples from the middle always end where neither is let through."""
+    """Whether single inserts and samples from the middle always end in a state that lets neither through."""
     reachable, todo = {0}, [0]
     while todo:
         at = todo.pop()

@@ -363,7 +363,7 @@ class _AgainstAModel(RuleBasedStateMachine):
         self.left.clear()
         self.under_way.clear()
         self.leases.clear()
-        for row in self.rows.values():  # nobody knows whether it was sent: it can be had once more
+        for row in self.rows.values():  # it is unknown whether it was sent, so it may come once more
             row.is_held = row.is_hidden  # of others nothing was written
             row.num_times -= row.is_spent
             row.is_spent = False

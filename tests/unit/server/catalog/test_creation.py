@@ -54,7 +54,7 @@ def test_create_when_of_any_kind_then_described(world: World, run: Loop, kind: A
 
 
 def test_create_when_an_attempt_before_has_only_made_way_then_made(world: World, run: Loop) -> None:
-    """A widened table: the server was killed when the one that nobody had written to was gone."""
+    """A widened table: the server was killed when the old table, to which nobody had written, was gone."""
     first = run(world.creation.create(make_request(kind=REPLAY, capacity=10))).description
     run(world.creation.delete("x"))
     again = make_request(kind=REPLAY, capacity=10, replaces_empty_uid=first.uid)

@@ -1,4 +1,4 @@
-"""Stores whose folder has a later record of them than the catalog."""
+"""Stores whose folders have later records than the catalog."""
 
 from __future__ import annotations
 

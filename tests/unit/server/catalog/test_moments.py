@@ -1,4 +1,4 @@
-"""The moments at which what a catalog has of its stores was copied into their folders."""
+"""The moments at which a catalog's records of stores were copied into the stores' folders."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def find_older(content: bytes | bytearray) -> int:
 
 
 def raise_number(path: Path, *, bit: int) -> bytes:
-    """Makes the older tree of a file the newest; returns what the file was."""
+    """Makes the older tree of a file the newest; returns the file's content before."""
     content = path.read_bytes()
     damaged = bytearray(content)
     damaged[find_older(content) + TRANSACTION_AT + bit // 8] ^= 1 << bit % 8

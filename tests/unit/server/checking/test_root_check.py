@@ -1,4 +1,4 @@
-"""Damage of every file of a root that a server has left in order: see tests/stored_root for what it has."""
+"""Damage of every file of a root that a server has left in order. tests/stored_root describes the root."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def list_groups() -> list[list[str]]:
 
 
 def find_unnoticed(root: Path, names: list[str], damage: Callable[[str], None]) -> list[str]:
-    """Returns the files whose damage was not reported, by store for what is reported by row."""
+    """Returns the files whose damage was not reported. A report about a store covers all its files."""
     for name in names:
         damage(name)
     faults = name_faults(check_root(root))
@@ -141,7 +141,7 @@ REPAIRED: dict[str, Callable[[Path], object]] = {
     "stores/tensordict/rows/obs.memmap": remove,
     "stores/tensordict/rows/next/done.memmap": lambda path: path.write_bytes(b"\1"),
 }
-"""Damage that is repaired without what it stands on."""
+"""Damage after which a repair makes the root whole."""
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ def ask(name: str = "g", size: int = 2, *, timeout_s: float = 20.0, **fields: ob
 
 
 async def form(groups: Groups, *sessions: ClientSession, size: int = 0) -> list[control_pb2.GroupFormed]:
-    """The epoch that these sessions have asked for, as each is told of it."""
+    """The epoch that these sessions have asked for, as each session learns of it."""
     await asyncio.gather(*(groups.join(session, 5, ask(size=size or len(sessions))) for session in sessions))
     answers = []
     for session in sessions:

@@ -1,4 +1,4 @@
-"""When what stores hold is brought to the disk, and who waits for it."""
+"""When the content of stores is synced to the disk, and which requests wait for it."""
 
 from __future__ import annotations
 

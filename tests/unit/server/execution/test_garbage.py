@@ -37,7 +37,7 @@ def test_note_when_stores_are_many_then_they_are_left_out_now_and_then() -> None
     garbage, before = Garbage(), gc.get_freeze_count()
     for _ in range(STORES_AT_A_TIME - 1):
         garbage.note_store(10)
-    assert gc.get_freeze_count() <= before  # what was left out before may go at any time
+    assert gc.get_freeze_count() <= before  # objects that were left out before may go at any time
     kept: list[list[int]] = [[] for _ in range(10_000)]
     garbage.note_store(10)
     assert gc.get_freeze_count() >= before + len(kept) // 2

@@ -94,7 +94,7 @@ def test_delete_when_a_call_waits_then_it_and_later_ones_get_the_error(run: Loop
 
 
 class Stock:
-    """Things of which each may be granted to one; those that wait for them stand in one line."""
+    """Things that are granted to one waiter each. All waiters stand in one line."""
 
     def __init__(self) -> None:
         self.waiters = Waiters()

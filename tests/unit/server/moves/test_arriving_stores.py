@@ -1,4 +1,4 @@
-"""What comes of a store by moves that are given up, cut short or overtaken, or whose client is gone."""
+"""A store after moves that are given up, cut short or overtaken, or whose client is gone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUT_S = 30.0
 
 
 class Source:
-    """A table that has been released, and what comes of it."""
+    """A table that has been released, and the store that arrives."""
 
     def __init__(self, world: World, run: Loop) -> None:
         store = make_table(world, run)
@@ -90,7 +90,7 @@ class Held:
         assert await asyncio.to_thread(self._has_begun.wait, TIMEOUT_S)
 
     async def let_go(self) -> None:
-        """Lets it go on, after whatever can be done meanwhile."""
+        """Lets it go on, after everything that can be done meanwhile."""
         for _ in range(5):
             await asyncio.sleep(0)
         self._goes_on.set()

@@ -22,7 +22,7 @@ from tests.unit.server.world import Loop, World
 
 TD = TensorDict({"a": torch.zeros(4), "b": torch.zeros(4)}, [4])
 WAIT_S = 20.0
-"""Limit for whatever one side waits for of the other, seconds."""
+"""Longest wait of one side for the other, seconds."""
 
 
 class _Held:

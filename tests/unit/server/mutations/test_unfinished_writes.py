@@ -1,4 +1,4 @@
-"""What local clients leave behind; most of it is tested with the writes themselves, in test_in_place and
+"""Writes that local clients leave unfinished. Most tests are beside the writes, in test_in_place and
 test_replays_local."""
 
 from __future__ import annotations

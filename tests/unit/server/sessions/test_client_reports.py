@@ -1,4 +1,4 @@
-"""tdserve/server/sessions/client_reports.py: clients may report what they like; only what can be true is counted."""
+"""tdserve/server/sessions/client_reports.py: clients may report anything; only reports that can be true count."""
 
 from __future__ import annotations
 

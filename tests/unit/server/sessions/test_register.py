@@ -264,7 +264,8 @@ def test_report_when_of_a_session_then_reaches_its_client(sessions: Sessions, ru
         sessions.on_report(worker_pb2.Report(session=session.number, rendezvous=entry))
         sessions.on_report(worker_pb2.Report(session=session.number + 1, rendezvous=entry))
         await session.finish(5.0)
-        for number in (0, 0, 7, 1):  # news of others than the newest are none; those of a later one cannot be
+        for number in (0, 0, 7, 1):  # news of other channels than the newest count for nothing; there is no later
+            # channel
             channel_lost = control_pb2.ChannelLost(channel=number)
             sessions.on_report(worker_pb2.Report(session=session.number, channel_lost=channel_lost))
         await session.finish(5.0)

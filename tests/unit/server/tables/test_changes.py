@@ -202,7 +202,7 @@ def test_restore_when_rows_have_left_before_then_those_that_came_in_their_place_
 ) -> None:
     change(world, run, 2, clear=True)
     extend(world, run, store, rows(20, 8), request=3)
-    with world.db.begin_transaction() as txn:  # as where its deletion was not committed before a crash
+    with world.db.begin_transaction() as txn:  # as if its deletion had not been committed before a crash
         save_departure(store.record.uid, Departure(RowSet.run(0, 6), 6, newest=6), txn)
     world.reopen()
     assert len(world.stores.get("r").get_table()) == 8

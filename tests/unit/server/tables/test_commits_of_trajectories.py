@@ -30,7 +30,7 @@ CAPACITY = 2 * PIECE_ROWS
 
 @pytest.fixture(params=[None, "a"])
 def store(world: World, run: Loop, request: pytest.FixtureRequest) -> OpenedStore:
-    """A table of slices; its writers say where a trajectory ends, or its rows to which they belong."""
+    """A table of slices. Its writers say where a trajectory ends, or its rows say to which trajectory they belong."""
     kind, like = control_pb2.STORE_KIND_REPLAY, TensorDict({"a": torch.tensor(0)}, [])
     settings = Settings(sampler=Slices(slice_len=4, trajectory_key=request.param)).to_json()
     return run(world.create("r", like, kind=kind, capacity=CAPACITY, settings=settings))

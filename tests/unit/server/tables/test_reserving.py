@@ -46,7 +46,7 @@ def extend(
 
 
 async def until(is_so: Callable[[], bool], work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Begins some work, and returns between two of its turns, as soon as something is so."""
+    """Begins some work, and returns between two of its turns, once a condition holds."""
     task = asyncio.ensure_future(work)
     while not is_so():
         assert not task.done()

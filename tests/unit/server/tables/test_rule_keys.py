@@ -26,7 +26,7 @@ GROUPED: dict[str, Any] = {"group_by": path("g"), "group_size": 2, "timeout_s": 
 
 
 class Interrupted(RuleKeys):
-    """Something else happens once, behind a look into rows and before what it has found is used."""
+    """Something else happens once: after a look into rows, and before its result is used."""
 
     def __init__(self, then: Callable[[], Awaitable[Any]]) -> None:
         self._then: list[Callable[[], Awaitable[Any]]] = [then]

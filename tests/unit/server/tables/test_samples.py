@@ -243,7 +243,7 @@ def test_sample_when_another_call_waits_first_then_one_that_posted_its_buffers_m
             world.samples.sample(world.session(2), 1, sampling(1, is_lease=True, timeout_s=20.0))
         )
         await in_line(queue)
-        list(queue.get_table().selectors.release_in_pieces(1))  # there is something now, and nobody was woken yet
+        list(queue.get_table().selectors.release_in_pieces(1))  # there are rows now, but no waiting call was woken yet
         answer = await world.samples.sample(session, 1, sampling(1, is_lease=True, message_nbytes=sizes))
         queue.waiters.wake()
         await waiting

@@ -1,4 +1,4 @@
-"""Samples of very many rows, which are drawn a few at a time while others do what they want."""
+"""Samples of very many rows. They are drawn a few rows at a time, while other requests run."""
 
 from __future__ import annotations
 

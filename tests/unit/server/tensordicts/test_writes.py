@@ -96,7 +96,7 @@ def test_write_when_of_another_structure_then_refused_and_nothing_changed(
 def test_write_when_the_index_does_not_fit_then_refused_and_nothing_is_left_to_repair(
     world: World, run: Loop, store: OpenedStore, index: Any
 ) -> None:
-    # A client checks too; but what is left in the journal would be applied by the next server.
+    # A client checks too, but the next server would apply what is left in the journal.
     with pytest.raises(SelectionError):
         run(world.writes.write(world.session(), 1, writing(store, TD, index)))
     assert world.db.scan("pending") == []
@@ -235,7 +235,7 @@ async def open_store(world: World) -> OpenedStore:
 
 
 def lose_order(_: worker_pb2.Order) -> asyncio.Future[worker_pb2.Worked]:
-    """What becomes of an order of which the worker dies."""
+    """The end of an order during which the worker dies."""
     lost = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_soon(lost.set_exception, PeerLostError(peer="data worker 0", reason="it died"))
     return lost

@@ -61,7 +61,7 @@ class Weights:
         self.run(make())
 
     async def settle(self) -> None:
-        """Waits until none are made, and none are to be."""
+        """Waits until no checksums are being made or left to make."""
         loop = asyncio.get_running_loop()
         is_quiet: asyncio.Future[None] = loop.create_future()
         loop.call_later(QUIET_S, is_quiet.set_result, None)  # behind those that were set before

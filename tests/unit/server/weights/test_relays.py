@@ -318,7 +318,8 @@ def test_taken_when_the_checksums_are_not_known_yet_then_waits_for_them(trees: T
             await trees.taken(2, placed.link, timeout_s=0.01)
         waiting = asyncio.create_task(trees.taken(2, placed.link))
         await asyncio.sleep(0)
-        for session, checksums in ((2, WRONG), (1, RIGHT)):  # of who did not get it from the server nothing is believed
+        for session, checksums in ((2, WRONG), (1, RIGHT)):  # the server believes nothing of clients that did not get
+            # it from the server
             whole = control_pb2.TakenRequest(link=root.link, checksums=checksums)
             trees.relays.on_report(trees.sessions[session], control_pb2.RelayReport(whole=whole))
         await waiting

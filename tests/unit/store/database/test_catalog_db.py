@@ -154,7 +154,7 @@ def fill(db: CatalogDB) -> int:
 
 
 def check_decided(db: CatalogDB) -> None:
-    """Checks that a full catalog takes what is decided, and as much again as was removed."""
+    """Checks that a full catalog takes decided changes, and as much new content as was removed."""
     num_records = fill(db)
     num_answers = 200
     for number in range(num_answers):
@@ -201,7 +201,7 @@ def test_decided_changes_when_nothing_can_be_written_then_are_seen_and_go_with_t
         assert db.scan("pending") == [(b"other", b"2")]
         assert db.scan("requests", b"a") == [(b"answer", b"3")]
         assert db.list_keys("pending") == [b"other"]
-        db.put("stores", b"newer", b"4")  # never on disk without what was decided before
+        db.put("stores", b"newer", b"4")  # never on the disk without earlier decisions
         assert not db.owes
     with CatalogDB(tmp_path) as db:
         assert db.scan("pending") == [(b"other", b"2")]

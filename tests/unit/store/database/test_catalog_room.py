@@ -1,4 +1,5 @@
-"""The reserve of the catalog: kept free of what may be refused, and given back when the disk has room again."""
+"""The reserve of the catalog: changes that may be refused do not get it, and it is filled up when the disk has room
+again."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_environment_when_its_file_was_cut_then_damaged_records_and_no_process_e
     nbytes = path.stat().st_size
     path.write_bytes(path.read_bytes()[: nbytes // 2])
     environments.release(environments.acquire(tmp_path, writable=False, max_bytes=0))
-    assert path.stat().st_size == nbytes // 2  # whoever only reads leaves it as it is
+    assert path.stat().st_size == nbytes // 2  # a process that only reads leaves it as it is
     opened = environments.acquire(tmp_path, writable=True, max_bytes=1 << 20)
     assert path.stat().st_size >= nbytes
     with opened.env.begin() as txn, pytest.raises(lmdb.Error):

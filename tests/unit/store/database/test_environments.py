@@ -154,7 +154,7 @@ def _end_child(folder: Path, parents: environments.Environment, ending: str) -> 
 
 @contextlib.contextmanager
 def _writer(folder: Path) -> Iterator[Callable[[bytes], None]]:
-    """Another process that has all values written in one transaction, as often as it is told what."""
+    """Another process. For each value that it gets, it writes that to all keys in one transaction."""
     code = """if True:
         import sys, pathlib
         from tdserve.store.database import environments

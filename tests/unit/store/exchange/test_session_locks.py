@@ -1,4 +1,4 @@
-"""Locks of local sessions: held as long as a process may write, whatever becomes of it."""
+"""Locks of local sessions: held as long as a process may write, whatever happens to it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ print(SessionLock.hold(Path(sys.argv[1]), "b"))
 
 
 def test_hold_when_this_process_may_not_write_there_then_none() -> None:
-    # /proc/self is writable for nobody; another user's folder is not for a user.
+    # nobody can write to /proc/self, and a user cannot write to another user's folder.
     if os.geteuid() != 0:
         assert SessionLock.hold(Path("/"), "b") is None
         return

@@ -1,4 +1,4 @@
-"""Spool files: what a client puts there is read elsewhere, and their space is used again."""
+"""Spool files: another process reads what a client puts there, and their space is used again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading folders that tensordict has written, against what tensordict itself reads there."""
+"""Reads of folders that tensordict has written, compared with tensordict's own reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of tensordict's folder format, against what tensordict itself writes and reads."""
+"""The plan of tensordict's folder format, compared with tensordict's own writes and reads."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def prepared(store: FilePath, alteration: Alteration) -> tuple[FilePath, FileCha
 
 
 def check(store: FilePath, new: Spec, td: TensorDict) -> None:
-    """The store is what it would be if it had been made so, and has the content."""
+    """The store is as if it had been made with this structure, and has the content."""
     found = open_leaves(store, new)
     for path, tensor in capture(td).tensors.items():
         assert torch.equal(found[path], tensor), path

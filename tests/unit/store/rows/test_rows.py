@@ -1,4 +1,4 @@
-"""Making the folders of a store: what tensordict reads of them, and what is left when there is no room."""
+"""Making the folders of a store: what tensordict reads there, and what is left if there is no room."""
 
 from __future__ import annotations
 

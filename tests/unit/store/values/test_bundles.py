@@ -1,4 +1,4 @@
-"""Values of several paths that are kept together: whatever is done to them, each path reads as if it were alone."""
+"""Values of several paths that are kept together: each path always reads as if it were alone."""
 
 from __future__ import annotations
 

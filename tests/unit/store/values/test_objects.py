@@ -158,7 +158,7 @@ def test_objects_when_the_map_is_full_then_nothing_of_the_batch_is_stored(tmp_pa
 def test_objects_when_full_of_values_that_are_replaced_then_go_on(tmp_path: Path) -> None:
     path = ("v",)
     with Objects(tmp_path, writable=True, max_bytes=1 << 20) as objects:
-        for turn in range(20):  # 0.6 MB each, of which one turn fits beside the next
+        for turn in range(20):  # 0.6 MB each, so that one turn fits beside the next
             for row in range(0, 100, 10):
                 objects.put_many([ObjectColumn(path, range(row, row + 10), [b"%d" % turn * (6000 // len(str(turn)))])])
         assert get(objects, [99], path) == [[b"19" * 3000]]

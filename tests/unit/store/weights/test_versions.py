@@ -227,7 +227,7 @@ def test_map_when_it_cannot_be_then_error_and_no_descriptor_stays(tmp_path: Path
 
 
 def test_version_when_a_reader_would_lock_it_for_itself_then_refused(tmp_path: Path) -> None:
-    """A reader of another user, who has a descriptor for reading, keeps no other from reading."""
+    """A reader of another user with a descriptor for reading cannot keep others from reading."""
     path = publish(tmp_path / "1.safetensors", 1).path
     with path.open("rb") as reader:
         with pytest.raises(OSError, match="Bad file descriptor"):

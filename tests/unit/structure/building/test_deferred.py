@@ -1,4 +1,4 @@
-"""Stacks that are made at the first look: whatever is done with one, it is as with a plain one."""
+"""Stacks that are made at the first look: they behave like plain ones in every use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was stacked comes back as it was, also where elements by themselves do not tell it."""
+"""Stacks come back as they were, also if the elements by themselves do not show how."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def around(members: list[Any], dim: int, depth: int) -> TensorDict:
 
 
 def there_and_back(given: Any, *, is_exact: bool = True) -> Any:
-    """What comes out of its spec as it is sent, and its elements as they are stored."""
+    """The result of building from its spec as it is sent, and from its elements as they are stored."""
     captured = capture(given, is_exact=is_exact)
     spec = codec.decode(codec.encode(captured.spec))
     assert spec == captured.spec

@@ -260,7 +260,7 @@ def test_capture_when_the_content_was_changed_in_place_then_the_new_content() ->
 
 
 def over_arrays() -> tuple[TensorDict, list[weakref.ref[NDArray[np.float32]]]]:
-    """A tensordict over memory of which can be seen when it goes."""
+    """A tensordict over memory whose end can be observed."""
     arrays = [np.zeros(2, np.float32) for _ in range(MIN_LEAVES)]
     td = TensorDict({f"k{number}": torch.from_numpy(array) for number, array in enumerate(arrays)}, [2])
     return td, [weakref.ref(array) for array in arrays]

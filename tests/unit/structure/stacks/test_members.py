@@ -55,7 +55,7 @@ def test_levels_when_counted_then_members_lie_in_their_stack() -> None:
     assert count_levels(MEMBER) == 1
     assert count_levels(around(around(MEMBER))) == 3
     stack = Node((2,), None, None, None, (("x", MEMBER),), stack_dim=1, inner=(2,), members=(MEMBER, around(MEMBER)))
-    assert count_levels(stack) == 3  # what is only known of elements lies nowhere
+    assert count_levels(stack) == 3  # facts that are known only of elements lie nowhere
     assert count_levels(around(stack)) == 4
 
 

@@ -1,4 +1,4 @@
-"""Lists and tuples in dicts: columns where a structure has them, else the values that they are."""
+"""Lists and tuples in dicts: columns if the structure has columns there, else values."""
 
 from __future__ import annotations
 

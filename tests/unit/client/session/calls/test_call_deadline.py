@@ -1,4 +1,4 @@
-"""The time of a block: in threads, in tasks, and in what outlives it."""
+"""The time of a block: in threads, in tasks, and in calls that outlive it."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_begin_write_when_the_window_is_full_then_waits_until_one_ends(numbers: 
     numbers.begin_write(Deadline.never)
     with pytest.raises(DeadlineExceededError):
         numbers.begin_write(Deadline.after(0.0))
-    numbers.begin_change()  # what makes room for writes must not wait for them
+    numbers.begin_change()  # requests that make room for writes must not wait for writes
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(numbers.begin_write, Deadline.after(20.0))
         numbers.end(first)
@@ -81,7 +81,7 @@ def test_try_begin_write_when_the_window_is_full_then_called_once_when_there_is_
     assert numbers.try_begin_write(lambda: calls.append("a")) is None
     assert numbers.try_begin_write(lambda: calls.append("b")) is None
     numbers.end(first)
-    assert calls == ["a", "b"]  # who was called first had nothing to send
+    assert calls == ["a", "b"]  # the first caller had nothing to send
     numbers.end(second)
     assert calls == ["a", "b"]
     assert numbers.try_begin_write(lambda: calls.append("c")) is not None

@@ -1,4 +1,4 @@
-"""A table whose writer takes rows by itself: here a writer that only says when it was followed."""
+"""A table whose writer takes rows by itself. The writer of these tests only reports when it was followed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.rules.replay.tables import clear, delete, numbers, rng, table_of
 
 
 class Writer:
-    """The claim of one writer, who claims two more rows just when it is taken back."""
+    """The claim of one writer, which claims two more rows just when the claim is taken back."""
 
     num = 1
     num_left = 2

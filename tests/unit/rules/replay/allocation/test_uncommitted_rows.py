@@ -54,7 +54,7 @@ class Ring:
 
 
 class CommittedInBetween(SharedNumbers):
-    """Numbers of which control shows that all is committed just after they were read."""
+    """Numbers that control shows as all committed, just after they were read."""
 
     @property
     def uncommitted_mark(self) -> int | None:

@@ -27,7 +27,7 @@ def test_deal_when_by_sizes_then_all_once_and_equally_many(num_each: int, world_
     [
         ([8, 7, 6, 5, 4, 3], {16, 17}),
         ([5, 5, 4, 4, 2, 2], {11}),  # the largest first alone would leave 12 and 10
-        ([100, 1, 1, 1], {101, 2}),  # each rank gets as many, whatever the sizes
+        ([100, 1, 1, 1], {101, 2}),  # each rank gets the same number of groups, whatever their sizes
         ([0, 0, 0, 0], {0}),
     ],
 )

@@ -170,7 +170,7 @@ def test_forget_when_rows_were_spent_then_they_leave_and_were_not_counted_before
 def test_forget_when_another_draw_has_a_spent_row_then_it_leaves_with_that() -> None:
     table = full_table(4, max_times_sampled=2)
     later = drawn(table, 2)
-    drawn(table, 1)  # spends what the draw of a later step has too
+    drawn(table, 1)  # uses up rows that the draw of a later step has too
     go_on(table, 2)
     assert table.draws.forget_over(table.state)
     assert plan_share(table, later, 0).rows.tolist() == later.rows[[0, 2]].tolist()

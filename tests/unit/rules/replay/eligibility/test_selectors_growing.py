@@ -112,7 +112,7 @@ class Others:
 
 
 def check_grown(selectors: ConditionalSelectors, key: SampleConditions, selector: Selector) -> None:
-    """What has grown has just the rows that a new selector of the same conditions gets, where it was dropped."""
+    """A selector that has grown has exactly the rows of a new selector with the same conditions."""
     assert selectors.get(key) is selector
     others = copy.deepcopy(selectors)
     for number in range(MAX_SELECTORS):
@@ -215,7 +215,7 @@ def test_shedding_when_very_many_rows_are_too_old_then_as_made_at_once_whatever_
     selectors.enter(new)
     selectors.leave(gone)
     next(steps)
-    selectors.follow("p", 4)  # what came meanwhile is too old as well
+    selectors.follow("p", 4)  # rows that came meanwhile are too old as well
     last = every[40:45]
     selectors.leave(last)
     staleness.arrive(last, None)

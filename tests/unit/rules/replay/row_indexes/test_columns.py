@@ -24,7 +24,7 @@ def test_columns_when_named_then_of_their_kinds() -> None:
         return np.zeros(shape, dtype)
 
     columns = RowColumns(3, make)
-    assert asked == []  # a table that needs none has no file for one
+    assert asked == []  # a table that needs no column has no file for one
     for name in ("sequence", "priority", "times_sampled", "previous", "is_end"):
         assert getattr(columns, name) is getattr(columns, name)
     assert asked == [

@@ -1,4 +1,4 @@
-"""Rows of a table count as what they are, also while a part of them is written."""
+"""Rows of a table keep their state in all counts, also while a part of them is written."""
 
 from __future__ import annotations
 

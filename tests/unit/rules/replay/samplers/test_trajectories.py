@@ -27,7 +27,7 @@ def _make(capacity: int = 12) -> tuple[RowColumns, Trajectories]:
 
 
 class _AgainstLists(RuleBasedStateMachine):
-    """The model keeps each trajectory as a list of what lies in its places: rows, and None where one went away."""
+    """The model keeps each trajectory as a list of its places: rows, or None if a row has gone."""
 
     def __init__(self) -> None:
         super().__init__()
