@@ -24,7 +24,9 @@ TENSOR_KEY = "torchrl_tensor"
 class RowTable(Protocol):
     """The table of the rows: a ReplayHandle has these members."""
 
-    spec: Spec
+    @property
+    def spec(self) -> Spec:
+        """Structure of one row."""
 
     def add_leaves(self, like: Any) -> None:
         """Adds the leaves of a row that rows of the table lack."""

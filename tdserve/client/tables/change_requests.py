@@ -182,7 +182,7 @@ def ask_priorities(
 def ask_sequences(
     client: SessionClient, table: str, numbers: Rows, deadline: Deadline, *, kind: control_pb2.StoreKind
 ) -> Rows:
-    """Returns the sequences of rows; see ``RowsByNumber.find_sequences``."""
+    """Returns the sequences of rows; see ``TableHandle.find_sequences``."""
     answers = _ask_of_rows(client, table, kind, numbers, deadline, "sequences")
     found: Rows = np.concatenate([np.zeros(0, np.int64), *(np.frombuffer(done.sequences, "<i8") for done in answers)])
     return found

@@ -7,14 +7,14 @@ from typing import Any
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.tables.draw_arguments import Conditions, check_num_rows
-from tdserve.client.tables.leasing_table import LeasingTableHandle
+from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taken_batches import TakenBatches
 from tdserve.client.tables.taking import Lease, acknowledge_given, choose_lease_s, renew
 from tdserve.v1 import control_pb2
 
 
 @leave_modes_in_calls
-class QueueHandle(LeasingTableHandle):
+class QueueHandle(TableHandle):
     """A queue, or a stack: rows wait in order until they are taken; writers wait while it is full. Threads: safe.
 
     Rows that were taken are consumed when they are acknowledged, exactly once across all consumers. Rows of a consumer
@@ -64,7 +64,7 @@ class QueueHandle(LeasingTableHandle):
         """
         num_rows = check_num_rows(num_rows, None)
         conditions = Conditions(max_lag=max_lag).for_take(num_rows, min_rows, lease_s)
-        taken = self._take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
+        taken = self._draws.take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:
@@ -82,7 +82,7 @@ class QueueHandle(LeasingTableHandle):
                 has taken them again since, for another of its threads, they count as acknowledged:
                 :meth:`Taken.ack` is only about the rows of its own call.
         """
-        acknowledge_given(self._client, self.make_query(is_lease=True), rows, timeout_s)
+        acknowledge_given(self._client, self._draws.make_query(is_lease=True), rows, timeout_s)
 
     def renew(self, rows: Any, lease_s: float, *, timeout_s: float | None = None) -> None:
         """Renews the lease of rows that were taken with ``lease_s``: it lasts ``lease_s`` seconds from now on.
@@ -97,7 +97,7 @@ class QueueHandle(LeasingTableHandle):
             WrongStateError: This client does not hold them any more, for example because the lease was over. Nothing
                 was changed.
         """
-        query = self.make_query(is_lease=True)
+        query = self._draws.make_query(is_lease=True)
         seconds = choose_lease_s(query, lease_s)
         renew(self._client, query, Lease(rows), seconds, self._client.make_deadline(timeout_s))
 
@@ -130,4 +130,4 @@ class QueueHandle(LeasingTableHandle):
         """
         num_rows = check_num_rows(num_rows, device)
         conditions = Conditions(max_lag=max_lag).for_take(num_rows, min_rows, lease_s)
-        return self._take_batches(num_rows, conditions, timeout_s, device=device, pad=pad, numpy=numpy)
+        return self._draws.take_batches(num_rows, conditions, timeout_s, device=device, pad=pad, numpy=numpy)

@@ -19,9 +19,9 @@ from tdserve.client.tables.change_requests import (
     to_row_numbers,
 )
 from tdserve.client.tables.draw_arguments import Conditions, check_ahead, check_num_rows
-from tdserve.client.tables.leasing_table import LeasingTableHandle
 from tdserve.client.tables.sampling import draw_whole_rows
 from tdserve.client.tables.share import Share, parse_table_share
+from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taken_batches import TakenBatches
 from tdserve.client.tables.taking import (
     Lease,
@@ -34,7 +34,7 @@ from tdserve.v1 import control_pb2
 
 
 @leave_modes_in_calls
-class ReplayHandle(LeasingTableHandle):
+class ReplayHandle(TableHandle):
     """A replay store: a ring of rows that writers extend and readers sample. Threads: safe."""
 
     _kind = control_pb2.STORE_KIND_REPLAY
@@ -134,7 +134,7 @@ class ReplayHandle(LeasingTableHandle):
 
         def draw(share: Share | None) -> Any:
             is_lease = bool(consumer) and share is None
-            query = self.make_query(
+            query = self._draws.make_query(
                 conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share, deadline=deadline
             )
             if not is_lease:
@@ -147,10 +147,10 @@ class ReplayHandle(LeasingTableHandle):
             with self._get_step_count(share).take(share.step if share.is_named else None) as number:
                 return draw(share.move_to(number))
 
-        return self.follow_and_retry(lambda: draw(None) if asked is None else draw_counted(asked), deadline)
+        return self._table.follow_and_retry(lambda: draw(None) if asked is None else draw_counted(asked), deadline)
 
     def _get_step_count(self, share: Share) -> StepCount:
-        return self._client.step_counts.get(self._uid, share.rank, share.world_size, share.run)
+        return self._client.step_counts.get(self._table.uid, share.rank, share.world_size, share.run)
 
     def forget_draws(self, *, timeout_s: float | None = None) -> None:
         """Forgets the draws of all steps of all runs: a run of the same name may begin at step 0 again.
@@ -159,7 +159,7 @@ class ReplayHandle(LeasingTableHandle):
         of this client begin at 0 again, too. It is not needed for a run with another name (``run=``).
         """
         self._change(timeout_s, forget_draws=True)
-        self._client.step_counts.restart(self._uid)
+        self._client.step_counts.restart(self._table.uid)
 
     def take(
         self,
@@ -198,7 +198,7 @@ class ReplayHandle(LeasingTableHandle):
         """
         num_rows = check_num_rows(num_rows, None)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag).for_take(num_rows, min_rows, lease_s)
-        taken = self._take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
+        taken = self._draws.take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
@@ -214,7 +214,7 @@ class ReplayHandle(LeasingTableHandle):
             InvalidRequestError: ``rows`` names none. Nothing was changed.
             WrongStateError: This client does not hold them any more. Nothing was changed.
         """
-        query = self.make_query(Conditions(consumer=consumer), is_lease=True)
+        query = self._draws.make_query(Conditions(consumer=consumer), is_lease=True)
         acknowledge_given(self._client, query, rows, timeout_s)
 
     def renew(self, rows: Any, lease_s: float, *, consumer: str, timeout_s: float | None = None) -> None:
@@ -230,7 +230,7 @@ class ReplayHandle(LeasingTableHandle):
             WrongStateError: This client does not hold them any more, for example because the lease was over. Nothing
                 was changed.
         """
-        query = self.make_query(Conditions(consumer=consumer), is_lease=True)
+        query = self._draws.make_query(Conditions(consumer=consumer), is_lease=True)
         seconds = choose_lease_s(query, lease_s)
         renew(self._client, query, Lease(rows), seconds, self._client.make_deadline(timeout_s))
 
@@ -265,7 +265,7 @@ class ReplayHandle(LeasingTableHandle):
         deadline = self._client.make_deadline(timeout_s)
 
         def update() -> int:
-            return change_priorities(self._client, self.name, deadline, messages, **self._meant)
+            return change_priorities(self._client, self.name, deadline, messages, **self._table.meant)
 
         return self._client.perform(update, deadline, return_early)
 
@@ -280,7 +280,7 @@ class ReplayHandle(LeasingTableHandle):
             SelectionError: A row is out of range, or not live.
         """
         numbers, deadline = to_row_numbers(index), self._client.make_deadline(timeout_s)
-        found = ask_priorities(self._client, self.name, numbers, deadline, **self._meant)
+        found = ask_priorities(self._client, self.name, numbers, deadline, **self._table.meant)
         return self._client.hand_over(torch.from_numpy(found))
 
     def batches(
@@ -340,8 +340,8 @@ class ReplayHandle(LeasingTableHandle):
         if share is not None and step_count is not None and not share.is_named:
             share = share.move_to(step_count.next)
         if consumer and share is None:
-            return self._take_batches(num_rows, conditions, timeout_s, device=device, pad=pad, numpy=numpy)
-        query = self.make_query(conditions, pad=pad, device=device, numpy=numpy, share=share, deadline=deadline)
+            return self._draws.take_batches(num_rows, conditions, timeout_s, device=device, pad=pad, numpy=numpy)
+        query = self._draws.make_query(conditions, pad=pad, device=device, numpy=numpy, share=share, deadline=deadline)
         return Batches(
             self._client,
             query,
@@ -349,6 +349,6 @@ class ReplayHandle(LeasingTableHandle):
             ahead=ahead,
             device=device,
             timeout_s=seconds,
-            renew=self._renew,
+            renew=self._table.renew,
             step_count=step_count,
         )

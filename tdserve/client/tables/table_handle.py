@@ -1,27 +1,28 @@
-"""The part that all handles of tables share: rows are written, read by number, changed and deleted."""
+"""What all handles of tables share: rows are written, read by number, changed and deleted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import (
-    SpecMismatchError,
-    StructureChangedError,
-    TooLargeError,
-)
+from tdserve.base.errors import StructureChangedError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.outer_modes import leave_modes_in_calls
-from tdserve.client.handles.key_paths import check_path
+from tdserve.client.content.padding import Pad
+from tdserve.client.datasets.dataset import read_into_shared_memory
+from tdserve.client.handles.key_paths import NO_DEFAULT, check_path
 from tdserve.client.handles.overwriting import overwrite
-from tdserve.client.session.calls.awaitable_future import AwaitableFuture
+from tdserve.client.session.by_address import ByAddress
+from tdserve.client.session.catalog.description import StoreDescription
+from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.change_requests import (
+    ask_sequences,
     change,
     encode_deletion,
     flatten_row_dims,
@@ -30,28 +31,29 @@ from tdserve.client.tables.change_requests import (
     to_whole_generations,
 )
 from tdserve.client.tables.conditional_update import check_values, find_generations, write_same
-from tdserve.client.tables.destack import destack
-from tdserve.client.tables.extend_parts import ExtendPart
+from tdserve.client.tables.draw_arguments import NO_CONDITIONS, Conditions
 from tdserve.client.tables.followed_table import FollowedTable
-from tdserve.client.tables.given_rows import GivenRows, is_plain_batch
 from tdserve.client.tables.new_leaves import add_leaves, find_lacking
 from tdserve.client.tables.new_table import capture_row
-from tdserve.client.tables.retype_table import retype, was_densified
-from tdserve.client.tables.row_annotations import RowAnnotations, add_policy_news
+from tdserve.client.tables.row_annotations import RowAnnotations
+from tdserve.client.tables.row_draws import RowDraws
+from tdserve.client.tables.row_extends import RowExtends
+from tdserve.client.tables.rows_by_number import RowsByNumber, get_keys
+from tdserve.client.tables.sampling import Query
 from tdserve.client.tables.table_counts import TableCounts, ask_counts
 from tdserve.client.tables.writer import ReplayWriter
 from tdserve.client.transfers.write import ExpectedRows
-from tdserve.messages.content import ADDED_KEYS
 from tdserve.messages.row_numbers import Rows
-from tdserve.structure.captures.array_dicts import read_rows
-from tdserve.structure.captures.capture import Captured, capture
-from tdserve.structure.stacks.elements import restack_by_rows
-from tdserve.structure.trees.tree import Path
-from tdserve.v1 import content_pb2, control_pb2
+from tdserve.rules.replay.settings import Settings
+from tdserve.structure.captures.capture import Captured
+from tdserve.structure.trees.tree import Path, Spec
+from tdserve.v1 import control_pb2
+
+T = TypeVar("T")
 
 
 @leave_modes_in_calls
-class TableHandle(FollowedTable):
+class TableHandle(ByAddress):
     """A table of rows on the server, by name. If the table is deleted and created again for the same rows, the handle
     refers to the new one.
 
@@ -62,10 +64,47 @@ class TableHandle(FollowedTable):
         capacity: Rows.
         spec: Structure of one row.
         settings: Sampler, remover and limiter at the time when this handle was made.
+        is_part: Whether it is a part of a shared table, whose row numbers depend on the capacity of each part: then it
+            does not follow a table of another capacity.
     """
+
+    _kind: ClassVar[control_pb2.StoreKind]
+    """What each request says of the store that it means: another one may have the name by now."""
+
+    def __init__(self, client: SessionClient, description: StoreDescription) -> None:
+        self._client = client
+        self.name = description.name
+        self._table = FollowedTable(client, description, self._kind)
+        self._extends = RowExtends(self._table)
+        self._rows = RowsByNumber(self._table)
+        self._draws = RowDraws(self._table)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} capacity={self.capacity} at {self._client.address}>"
+
+    @property
+    def capacity(self) -> int:
+        """See the class."""
+        return self._table.capacity
+
+    @property
+    def spec(self) -> Spec:
+        """See the class."""
+        return self._table.spec
+
+    @property
+    def settings(self) -> Settings:
+        """See the class."""
+        return self._table.settings
+
+    @property
+    def is_part(self) -> bool:
+        """See the class."""
+        return self._table.is_part
+
+    @is_part.setter
+    def is_part(self, is_part: bool) -> None:
+        self._table.is_part = is_part
 
     @property
     def part_capacity(self) -> int:
@@ -86,7 +125,7 @@ class TableHandle(FollowedTable):
 
     def _ask_counts(self) -> control_pb2.TableCounts:
         done = ask_counts(self._client, self.name, self._client.make_deadline(None), kind=self._kind)
-        self._counts.update(done)
+        self._table.counts.update(done)
         return done.counts
 
     def counts(self) -> TableCounts:
@@ -95,7 +134,7 @@ class TableHandle(FollowedTable):
         Answers to ``extend``, to changes such as ``clear``, and to ``len`` contain them. A local client that extends
         into claimed rows does not get an answer for each extend.
         """
-        return self._counts.newest
+        return self._table.counts.newest
 
     def info(self) -> dict[str, Any]:
         """Returns figures of the table.
@@ -103,7 +142,7 @@ class TableHandle(FollowedTable):
         They are num_rows, capacity, inserts, samples, reserved_rows, num_waiting, settings and more. ``inserts`` counts
         the rows that were stored: of an extend of more rows than a ring has, not those whose number is -1.
         """
-        return self._client.catalog.describe(self.name).check_kind(self._shown_kind).as_dict()
+        return self._client.catalog.describe(self.name).check_kind(self._table.shown_kind).as_dict()
 
     def extend(
         self,
@@ -156,100 +195,19 @@ class TableHandle(FollowedTable):
                 twice, and a full table may have removed rows to make room.
         """
         writer = check_integer("writer", writer, 0, maximum=2**64 - 1)
-        annotations, stored = RowAnnotations(priority, ends, writer, policy_version), self._stored
+        annotations = RowAnnotations(priority, ends, writer, policy_version)
         deadline = self._client.make_deadline(timeout_s)
-        try:
-            return self._extend_rows(batch, annotations, flatten, deadline, return_early)
-        except TooLargeError:
-            if not self._has_followed(stored, deadline):
-                raise
-        return self._extend_rows(batch, annotations, flatten, deadline, return_early)  # for a smaller ring
-
-    def _extend_rows(
-        self, batch: Any, annotations: RowAnnotations, flatten: bool, deadline: Deadline, return_early: bool
-    ) -> Any:
-        if isinstance(batch, (dict, list)):
-            batch = read_rows(batch, self.spec, store=self.name)
-        if isinstance(batch, list) and not batch:  # no rows, in no structure
-            index = self._extend((), (), annotations, deadline, return_early)
-            return self._show_numbers(index) if self._client.numpy else index
-        if not flatten and is_plain_batch(batch, self._num_dims, self.capacity):
-            captured, keys = self._capture_batch(batch, deadline)
-            index = self._extend((captured,), keys, annotations, deadline, return_early)
-            return self._show_numbers(index) if self._client.numpy else index
-        given = GivenRows.read(batch, annotations, self.spec, self.settings.sampler, flatten=flatten, store=self.name)
-        if given.num_rows > self.capacity:
-            self._follow_changed(deadline)  # perhaps with room for all of them, or with another limiter
-            given = given.keep_newest(self.capacity) if self.settings.overwrites_oldest else given
-        captured, keys = self._capture_batch(given.batch, deadline)
-        is_cut = given.num_cut > 0
-        index = given.restore(self._extend((captured,), keys, given.annotations, deadline, return_early, is_cut=is_cut))
-        return self._show_numbers(index) if self._client.numpy else index
-
-    def _show_numbers(self, index: Any) -> Any:
-        """Returns row numbers, or a future of them, in the form of the client."""
-        show = self._client.hand_over
-        return show(index) if isinstance(index, torch.Tensor) else index.convert(show)
+        return self._extends.extend(batch, annotations, deadline, flatten=flatten, return_early=return_early)
 
     def check_rows(self, batch: Any, priority: Any = None) -> None:
         """Raises what ``extend`` would raise for rows, or priorities, that do not fit. No rows are written."""
-        annotations = RowAnnotations(priority)
-        given = GivenRows.read(batch, annotations, self.spec, self.settings.sampler, store=self.name)
-        captured, _ = self._capture_batch(given.batch, self._client.make_deadline(None))
-        num_rows = captured.spec.batch_size[0]
-        annotations.add_to(control_pb2.ExtendRequest(store=self.name, num_rows=num_rows), self.settings)
+        self._extends.check(batch, priority)
 
     def extend_captured(
         self, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None = None
     ) -> torch.Tensor:
         """Writes rows that a writer has captured, all together; result and errors as in ``extend``."""
-        deadline = self._client.make_deadline(timeout_s)
-        keys = self._check_fits(captured[0].spec)
-        numbers: torch.Tensor = self._extend(captured, keys, annotations, deadline, return_early=False)
-        return numbers
-
-    def _extend(
-        self,
-        captured: Sequence[Captured],
-        keys: tuple[Path, ...],
-        annotations: RowAnnotations,
-        deadline: Deadline,
-        return_early: bool,
-        *,
-        is_cut: bool = False,
-    ) -> Any:
-        num_rows = sum(each.spec.batch_size[0] for each in captured)
-        if num_rows == 0:
-            empty = torch.empty(0, dtype=torch.int64)
-            return AwaitableFuture.make_done(empty) if return_early else empty
-        tried = self._coalescer.write_claimed(captured) if not keys and annotations.is_plain else None
-        if isinstance(tried, torch.Tensor):
-            return AwaitableFuture.make_done(tried) if return_early else tried
-        request = control_pb2.ExtendRequest(store=self.name, num_rows=num_rows, kind=self._kind)
-        request.keys.extend(content_pb2.Path(parts=path) for path in keys)
-        annotations.add_to(request, self.settings)
-        add_policy_news(request, self._client, self.settings.policy)
-        number = None if tried is None else tried.request
-        part = ExtendPart.from_request(captured, request, deadline, number=number)
-        if return_early:
-            self._coalescer.submit(part)
-            return part.future
-        if number is None and self._coalescer.is_waiting:  # these were first
-            return self._coalescer.submit_and_wait(part)
-        capacity = self.capacity
-        while True:
-            stored = self._stored
-            try:
-                index = self._coalescer.send(part)
-                break
-            except SpecMismatchError:
-                if not self._has_followed(stored, deadline):
-                    raise
-                if is_cut and self.capacity != capacity:  # the table may have room now for what was cut off
-                    raise
-                part = part._replace(number=None)  # nothing was stored under the first number
-        self._is_in_use = True
-        return index
+        return self._extends.extend_captured(captured, annotations, self._client.make_deadline(timeout_s))
 
     def add_leaves(self, like: Any, *, timeout_s: float | None = None) -> None:
         """Adds the leaves to the table's rows that ``like`` has and they lack; all clients see them from then on.
@@ -269,14 +227,14 @@ class TableHandle(FollowedTable):
         """
         row, deadline = capture_row(self._client, self.name, like).spec, self._client.make_deadline(timeout_s)
         while find_lacking(self.spec, row):
-            stored = self._stored
+            stored = self._table.stored
             try:
                 add_leaves(self._client, self.name, self.spec, row, deadline, kind=self._kind)
             except StructureChangedError:
-                if not self._has_followed(stored, deadline):
+                if not self._table.has_followed(stored, deadline):
                     raise
             else:
-                self._follow_changed(deadline)
+                self._table.follow_changed(deadline)
 
     def writer(self, batch: int = 64, **options: Any) -> ReplayWriter:
         """Returns a writer of single rows, which sends them in batches; arguments as in ``ReplayWriter``."""
@@ -319,7 +277,7 @@ class TableHandle(FollowedTable):
             overwrite(
                 self._client,
                 self.name,
-                self._stored,
+                self._table.stored,
                 rows,
                 value,
                 at=path,
@@ -329,7 +287,7 @@ class TableHandle(FollowedTable):
                 deadline=deadline,
             )
 
-        return self._client.perform(partial(self.follow_and_retry, write, deadline), deadline, return_early)
+        return self._client.perform(partial(self._table.follow_and_retry, write, deadline), deadline, return_early)
 
     def update_if_present(
         self,
@@ -366,7 +324,7 @@ class TableHandle(FollowedTable):
                 overwrite(
                     self._client,
                     self.name,
-                    self._stored,
+                    self._table.stored,
                     rows,
                     values,
                     at=(),
@@ -376,7 +334,7 @@ class TableHandle(FollowedTable):
                     deadline=deadline,
                 )
 
-            self.follow_and_retry(write, deadline)
+            self._table.follow_and_retry(write, deadline)
 
         is_same = write_same(
             rows,
@@ -393,7 +351,7 @@ class TableHandle(FollowedTable):
         return torch.from_numpy(self._read_generations(to_row_numbers(index), self._client.make_deadline(None)))
 
     def _read_generations(self, rows: Rows, deadline: Deadline) -> NDArray[np.int64]:
-        return find_generations(lambda part: self.read_with_generations(part, deadline)[1].numpy(), rows)
+        return find_generations(lambda part: self._rows.read_with_generations(part, deadline)[1].numpy(), rows)
 
     def delete(self, index: Any, *, generation: Any = None, timeout_s: float | None = None) -> int:
         """Deletes rows, all of them or none; returns their number.
@@ -423,8 +381,8 @@ class TableHandle(FollowedTable):
         return self._change(timeout_s, clear=True, resets_counts=reset_counts).num_rows
 
     def _change(self, timeout_s: float | None, **body: Any) -> control_pb2.Done:
-        done = change(self._client, self.name, self._client.make_deadline(timeout_s), **self._meant, **body)
-        self._counts.update(done)
+        done = change(self._client, self.name, self._client.make_deadline(timeout_s), **self._table.meant, **body)
+        self._table.counts.update(done)
         return done
 
     def close(self, *, timeout_s: float | None = None) -> None:
@@ -444,7 +402,7 @@ class TableHandle(FollowedTable):
         settings = self.settings.with_limiter(limiter)
         settings.check(self.capacity)
         self._change(timeout_s, limiter=settings.to_json())
-        self.settings = settings
+        self._table.settings = settings
 
     def set_sampler(self, sampler: Any, *, timeout_s: float | None = None) -> None:
         """Changes parameters of the sampler, such as the ``beta`` of ``Prioritized``; later samples are drawn by it.
@@ -457,34 +415,123 @@ class TableHandle(FollowedTable):
         """
         settings = self.settings.with_sampler(sampler)
         self._change(timeout_s, sampler=settings.to_json())
-        self.settings = settings
+        self._table.settings = settings
 
-    def _capture_batch(self, batch: Any, deadline: Deadline) -> tuple[Captured, tuple[Path, ...]]:
-        """Captures a batch; also returns the keys of its leaves, none if it has all of them.
+    def __getitem__(self, index: Any) -> Any:
+        """Reads live rows by number, which does not count as sampling.
 
-        The first rows decide whether a table accepts rows that differ in size: nested tensors do, whatever their
-        lengths.
+        An integer or an array of integers means row numbers, as in the result of ``extend`` and in ``"index"``;
+        negative ones count from the live row with the highest number, which is -1. A slice or a mask stands for the
+        numbers from 0 to the last live row, of which it selects those that are live: after rows have left the table,
+        ``table[:5]`` may have fewer than five.
+
+        Raises:
+            SelectionError: A row is not live, or out of range.
         """
-        try:
-            found = self._capture_fitting(batch)
-            if self._is_in_use or not was_densified(batch, found[0].spec):
-                return found
-        except SpecMismatchError:
-            if (columns := destack(batch, self.spec)) is not None:
-                return self._capture_fitting(columns)
-            if self._follow_changed(deadline):
-                return self._capture_fitting(batch)
-            if self._is_in_use:
-                raise
-        if (now := retype(self._client, self.name, self.spec, batch, deadline, kind=self._shown_kind)) is not None:
-            self._follow(now)
-        return self._capture_fitting(batch)
+        return self._client.hand_over(self._rows.read(index))
 
-    def _capture_fitting(self, batch: Any) -> tuple[Captured, tuple[Path, ...]]:
-        captured = capture(
-            batch, store=self.name, like=self._stored, allow_pickle=self._client.allow_pickle, ignores=ADDED_KEYS
-        )
-        is_deep = len(captured.spec.batch_size) == self._num_dims
-        if not is_deep and (rows := restack_by_rows(batch)) is not batch:
-            return self._capture_fitting(rows)
-        return captured, self._check_fits(captured.spec)
+    def get_at(
+        self,
+        key: str | Path | list[Any],
+        index: Any,
+        default: Any = NO_DEFAULT,
+        *,
+        pad: Pad = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Reads some keys of live rows; only these are sent.
+
+        Args:
+            key: Key of a leaf or of a nested tensordict, or a list of keys: then a tensordict of these, all as of one
+                moment.
+            index: As in ``table[index]``.
+            default: Returned if the rows have no such key; without it that is an error.
+            pad: Pads ragged tensors to the longest with this number (or numbers by key; keys of the table that were not
+                asked for are ignored), as ``sample`` does. With a list of keys the result has masks, too, under
+                ``("masks", *key)``. None leaves tensors ragged.
+            timeout_s: Seconds to wait for the answer; None is the client's default.
+
+        Raises:
+            InvalidRequestError: The list is empty, or ``index`` has several dimensions and the rows differ in size or
+                structure, without ``pad``.
+            KeyNotFoundError: The rows have no such key.
+            SelectionError: A row is not live, or out of range; or one key was asked for, and ``index`` selects none of
+                rows that differ in structure.
+        """
+
+        def read(paths: Sequence[Path]) -> Any:
+            return self._client.hand_over(self._rows.read(index, paths, timeout_s=timeout_s, pad=pad))
+
+        return get_keys(read, key, default, store=self.name)
+
+    def get_with_generations(self, index: Any) -> tuple[Any, Any]:
+        """Reads live rows by number, as ``table[index]`` does, and the generation of each: to write them later if they
+        are still the same (:meth:`update_if_present`). A sample has them in any case.
+
+        Args:
+            index: Row numbers, or one.
+
+        Raises:
+            SelectionError: A row is not live, or out of range.
+        """
+        rows, generations = self._rows.read_with_generations(to_row_numbers(index))
+        show, is_one = self._client.hand_over, np.ndim(index) == 0
+        return show(rows[0] if is_one else rows), show(generations[0] if is_one else generations)
+
+    def read_with_generations(self, numbers: Rows, deadline: Deadline | None = None) -> tuple[Any, torch.Tensor]:
+        """Returns what ``get_with_generations`` does, always as a tensordict and a tensor.
+
+        Args:
+            deadline: Of a call of which this is a step; None: the client's default timeout begins now.
+        """
+        return self._rows.read_with_generations(numbers, deadline)
+
+    def read_numbered(
+        self, among: slice = slice(None), keys: Sequence[Path] = ()
+    ) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """Returns live rows, or these keys of them, as ``table[among]`` does, always as a tensordict, their numbers and
+        their generations."""
+        return self._rows.read_numbered(among, keys)
+
+    def find_sequences(self, numbers: Rows) -> Rows:
+        """Returns for each row twice its place in the order of commits, and 1 more unless it continues the row with the
+        number before its own (row 0 the last one).
+
+        It does if that row was the last one of its writer, a client, when it came, and is still the same row. After a
+        restart of the server, the next row of each writer continues none. Of rows that are not live nothing is defined.
+
+        Raises:
+            SelectionError: A row is out of range.
+        """
+        return ask_sequences(self._client, self.name, numbers, self._client.make_deadline(None), kind=self._kind)
+
+    def read_rows(
+        self, index: Any, keys: Sequence[Path] = (), *, timeout_s: float | None = None, pad: Pad = None
+    ) -> Any:
+        """Returns live rows, or these keys of them, as ``table[index]`` does, always as a tensordict."""
+        return self._rows.read(index, keys, timeout_s=timeout_s, pad=pad)
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Reads a whole batch in one call, as a ``DataLoader`` does: ``table[indices]``.
+
+        In a worker of a ``DataLoader`` it is in shared memory, from where the main process takes it without a copy.
+        """
+        read_into_shared_memory(self._client)
+        return self._rows.read(list(indices))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the live rows by their numbers, read in blocks. Those that come or leave meanwhile may be left out."""
+        return map(self._client.hand_over, self._rows.iterate())
+
+    def make_query(self, conditions: Conditions = NO_CONDITIONS, **options: Any) -> Query:
+        """Makes the query of a sample, and checks it as far as the client can; see ``RowDraws.make_query``."""
+        return self._draws.make_query(conditions, **options)
+
+    def check_key(self, path: Path, deadline: Deadline) -> None:
+        """Raises KeyNotFoundError if rows have no such key, not even one that came later."""
+        self._table.check_key(path, deadline)
+
+    def follow_and_retry(self, act: Callable[[], T], deadline: Deadline, *, uses_rows: bool = True) -> T:
+        """Runs ``act``, again if the table has got leaves or was recreated in between; see
+        ``FollowedTable.follow_and_retry``."""
+        return self._table.follow_and_retry(act, deadline, uses_rows=uses_rows)

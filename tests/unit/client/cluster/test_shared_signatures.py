@@ -62,14 +62,17 @@ OTHER_PARAMETERS: Mapping[type, Mapping[str, str]] = {
 
 _PART = "a step of calls on the part that each server has"
 _TABLE_METHODS: Mapping[str, str] = {
+    "capacity": "an attribute there",
     "check_rows": "asked by the storage of TorchRL, which is of one server",
     "find_sequences": "rows of several servers have no common order",
     "follow_and_retry": _PART,
+    "is_part": "what is shared is no part",
     "make_query": _PART,
     "part_capacity": "an attribute there",
     "read_numbered": _PART,
     "read_rows": _PART,
     "read_with_generations": _PART,
+    "settings": "an attribute there",
 }
 
 LACKING: Mapping[type, Mapping[str, str]] = {

@@ -1,4 +1,4 @@
-"""What queues and replays share: rows are drawn, and taken on lease."""
+"""Draws of a table: rows are drawn, and taken on lease."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ from tdserve.base.integers import check_integer
 from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.tables.draw_arguments import NO_CONDITIONS, Conditions
+from tdserve.client.tables.followed_table import FollowedTable
 from tdserve.client.tables.row_annotations import parse_max_lag
 from tdserve.client.tables.sampling import Query
 from tdserve.client.tables.share import Share
-from tdserve.client.tables.table_handle import TableHandle
 from tdserve.client.tables.taken_batches import TakenBatches
 from tdserve.client.tables.taking import Taken, take_rows
 from tdserve.structure.trees.tree import Path
 
 
-class LeasingTableHandle(TableHandle):
-    """A table from which rows are drawn, and taken on lease."""
+class RowDraws:
+    """Draws rows from a table, and takes them on lease. Threads: safe.
+
+    Args:
+        table: Which is followed, if it has changed.
+    """
+
+    def __init__(self, table: FollowedTable) -> None:
+        self._table = table
 
     def make_query(
         self,
@@ -44,10 +51,11 @@ class LeasingTableHandle(TableHandle):
             InvalidRequestError: An argument is invalid.
         """
         require, consumer, group_by, group_size, max_lag, min_rows, lease_s = conditions
+        table = self._table
         required = None if require is None else _check_keys(require)
         group = None if group_by is None else check_path(group_by, argument="group_by")
         for path in (*(required or ()), *(() if group is None else (group,))):
-            self.check_key(path, self._client.make_deadline(None) if deadline is None else deadline)
+            table.check_key(path, table.client.make_deadline(None) if deadline is None else deadline)
         if not isinstance(consumer, str):
             raise InvalidRequestError(argument="consumer", reason=f"{consumer!r} is not a str")
         check_text("consumer", consumer)
@@ -56,42 +64,42 @@ class LeasingTableHandle(TableHandle):
         elif group_size:
             raise InvalidRequestError(argument="group_size", reason="it needs group_by")
         return Query(
-            self.name,
-            self._stored,
-            self._added_columns[group is not None],
+            table.name,
+            table.stored,
+            table.added_columns[group is not None],
             require=required,
             consumer=consumer,
             group_by=group,
             group_size=group_size,
-            max_lag=parse_max_lag(max_lag, self.settings, self.name),
-            policy="" if max_lag is None else self.settings.policy,
+            max_lag=parse_max_lag(max_lag, table.settings, table.name),
+            policy="" if max_lag is None else table.settings.policy,
             is_lease=is_lease,
             pad=pad,
             device=device,
-            is_plain=conditions == NO_CONDITIONS and not is_lease and share is None and self.settings.min_drawable > 0,
-            is_ordered=self.settings.sampler.is_ordered,
-            is_exact=not is_lease and share is None and self.settings.sampler.is_exact,
-            is_numpy=self._client.wants_arrays(numpy, device),
+            is_plain=conditions == NO_CONDITIONS and not is_lease and share is None and table.settings.min_drawable > 0,
+            is_ordered=table.settings.sampler.is_ordered,
+            is_exact=not is_lease and share is None and table.settings.sampler.is_exact,
+            is_numpy=table.client.wants_arrays(numpy, device),
             share=share,
-            awaits_done=self.settings.max_times_sampled > 0 and share is None,  # a draw for ranks is on record before
+            awaits_done=table.settings.max_times_sampled > 0 and share is None,  # a draw for ranks is on record before
             min_rows=min_rows,
             lease_s=lease_s,
-            kind=self._kind,
+            kind=table.kind,
         )
 
-    def _take(
+    def take(
         self, num_rows: int, conditions: Conditions, timeout_s: float | None, *, pad: Pad, numpy: bool | None
     ) -> Taken:
-        """Takes rows; arguments, which were checked, and errors as in ``take``."""
-        deadline = self._client.make_deadline(timeout_s)
+        """Takes rows; arguments, which were checked, and errors as in ``ReplayHandle.take``."""
+        deadline = self._table.client.make_deadline(timeout_s)
 
         def draw() -> Taken:
             query = self.make_query(conditions, is_lease=True, pad=pad, numpy=numpy, deadline=deadline)
-            return Taken(self._client, query, take_rows(self._client, query, num_rows, deadline))
+            return Taken(self._table.client, query, take_rows(self._table.client, query, num_rows, deadline))
 
-        return self.follow_and_retry(draw, deadline)
+        return self._table.follow_and_retry(draw, deadline)
 
-    def _take_batches(
+    def take_batches(
         self,
         num_rows: int,
         conditions: Conditions,
@@ -101,15 +109,15 @@ class LeasingTableHandle(TableHandle):
         pad: Pad,
         numpy: bool | None,
     ) -> TakenBatches:
-        """Returns an iterator over batches that ``_take`` takes; what no batch can be is refused here."""
-        deadline = self._client.make_deadline(timeout_s)
+        """Returns an iterator over batches that ``take`` takes; what no batch can be is refused here."""
+        deadline = self._table.client.make_deadline(timeout_s)
         query = self.make_query(conditions, is_lease=True, pad=pad, device=device, numpy=numpy, deadline=deadline)
 
         def take(within_s: float) -> Taken:
-            return self._take(num_rows, conditions, within_s, pad=pad, numpy=query.is_numpy)
+            return self.take(num_rows, conditions, within_s, pad=pad, numpy=query.is_numpy)
 
-        seconds = self._client.timeout_s if timeout_s is None else timeout_s
-        return TakenBatches(take, self.name, device=device, timeout_s=seconds)
+        seconds = self._table.client.timeout_s if timeout_s is None else timeout_s
+        return TakenBatches(take, self._table.name, device=device, timeout_s=seconds)
 
 
 def _check_keys(require: Any) -> tuple[Path, ...]:
