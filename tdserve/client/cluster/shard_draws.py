@@ -192,7 +192,7 @@ class ShardDraws:
         for part, named in zip(drawn, names or [name_rows(part.rows) for part in drawn], strict=True):
             if not part.query.is_lease:
                 continue
-            if until.expired or self._table.is_away(part.shard):
+            if until.expired or self._table.parts.is_away(part.shard):
                 give_back_later(part.client, part.query, named)
             else:
                 give_back(part.client, part.query, named, until.limit(within_s))
@@ -210,7 +210,7 @@ class ShardDraws:
         is_fresh: bool,
     ) -> Mapping[int, ShardMass]:
         table = self._table
-        live = table.list_live()
+        live = table.parts.list_live()
         name = (
             query.require,
             query.consumer,

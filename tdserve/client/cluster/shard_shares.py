@@ -107,7 +107,7 @@ class ShardShares:
 
     def _open(self) -> Any:
         """Returns the keyed store that has how each step is divided."""
-        client = self._table.get_part(0)._client
+        client = self._table.parts.get_part(0)._client
         return client.create_kv(
             name_splits(self._table.name), max_bytes=MAX_SPLITS_BYTES, eviction="lru", exists_ok=True
         )
@@ -189,7 +189,7 @@ class ShardShares:
 
         while True:
             try:
-                return table.ask_parts(table.list_live() or range(table.num_shards), ask)
+                return table.ask_parts(table.parts.list_live() or range(table.num_shards), ask)
             except TDServeError as error:  # a server is slow, or the table at rest
                 if not may_repeat(error, deadline):
                     raise

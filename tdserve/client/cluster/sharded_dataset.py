@@ -14,6 +14,7 @@ from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, Selection
 from tdserve.base.integers import check_integer
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.divisions import DatasetDivision
 from tdserve.client.cluster.part_creation import create_parts
 from tdserve.client.cluster.sharded_rows import check_range, join_rows
 from tdserve.client.cluster.sharded_store import ShardedStore
@@ -25,7 +26,6 @@ from tdserve.client.datasets.dataset import add_index, check_index_free, iter_ro
 from tdserve.client.datasets.epoch_batches import EpochBatches, plan_epoch
 from tdserve.client.handles.coerce import coerce_value
 from tdserve.client.handles.key_paths import to_path
-from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.rules.placement import PlacementRecord, name_part
 from tdserve.structure.building.array_views import to_arrays
 from tdserve.structure.tensors.plain_tensors import to_host
@@ -45,17 +45,12 @@ def create_sharded_dataset(
         reason = f"{num_rows} rows cannot be divided among {len(servers)} servers, of which each has at least one"
         raise InvalidRequestError(argument="shards", reason=reason)
     placement = PlacementRecord("dataset", servers, capacity=num_rows)
-    bounds = _compute_bounds(placement)
+    bounds = DatasetDivision(placement).bounds
 
     def create_part(shard: int, client: Client) -> None:
         create(client, name_part(name, shard), slice(int(bounds[shard]), int(bounds[shard + 1])))
 
     create_parts(cluster, name, placement, create_part, exists_ok=exists_ok)
-
-
-def _compute_bounds(placement: PlacementRecord) -> NDArray[np.int64]:
-    """Returns the first row of each part, and the number of rows behind them: parts differ by a row at most."""
-    return np.arange(placement.num_shards + 1) * placement.capacity // placement.num_shards
 
 
 @leave_modes_in_calls
@@ -72,15 +67,10 @@ class ShardedDataset(ShardedStore):
     """
 
     def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
-        super().__init__(cluster, name, placement, deadline=deadline)
-        self.bounds = _compute_bounds(placement)
-        self.spec = self._first.spec
-
-    def _fits(self, shard: int, part: StoreDescription) -> bool:
-        return self._has_rows(shard, part.batch_size)
-
-    def _has_rows(self, shard: int, batch_size: Sequence[int]) -> bool:
-        return batch_size[:1] == (self.bounds[shard + 1] - self.bounds[shard],)
+        self._division = DatasetDivision(placement)
+        super().__init__(cluster, name, placement, self._division, deadline=deadline)
+        self.bounds = self._division.bounds
+        self.spec = self.parts.first.spec
 
     def ask_part(self, shard: int, call: Callable[[Any], Any], deadline: Deadline | None = None) -> Any:
         """Calls a part; see ``ShardedStore.ask_part``. A handle of a part follows a store that was made anew, and what
@@ -96,8 +86,8 @@ class ShardedDataset(ShardedStore):
         return super().ask_part(shard, call_checked, deadline)
 
     def _check_rows(self, shard: int, part: Any) -> None:
-        if not self._has_rows(shard, part.spec.batch_size):
-            raise self._make_anew_error()
+        if not self._division.has_rows(shard, part.spec.batch_size):
+            raise self.parts.make_anew_error()
 
     @property
     def batch_size(self) -> torch.Size:
@@ -283,10 +273,6 @@ class ShardedDataset(ShardedStore):
         numbers = np.where((numbers < 0) & (numbers >= -len(self)), numbers + len(self), numbers)
         check_range(numbers, len(self), f"dataset {self.name!r}")
         return numbers, given.shape
-
-    def get_first_row(self, shard: int) -> int:
-        """Returns the number of a part's first row."""
-        return int(self.bounds[shard])
 
     def _split(self, numbers: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
         """Returns the positions of the rows of each part among some row numbers."""

@@ -11,6 +11,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, TDServeError, UnansweredPopError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.divisions import KeyDivision
 from tdserve.client.cluster.part_creation import create_parts
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.content.outer_modes import leave_modes_in_calls
@@ -22,7 +23,6 @@ from tdserve.client.kv.key_arguments import encode_key, encode_keys, list_keys, 
 from tdserve.client.kv.new_store import create_keyed
 from tdserve.client.session.calls.call_deadline import within
 from tdserve.client.session.calls.call_traces import gather_spans
-from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.rules.kv.entry_changes import make_missing_error
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.rules.placement import PlacementRecord, hash_to_shard, name_part
@@ -85,12 +85,9 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
     """
 
     def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
-        super().__init__(cluster, name, placement, deadline=deadline)
-        self.spec = self._first.spec
-        self.settings = KeyedSettings.from_json(self._first.settings)
-
-    def _fits(self, shard: int, part: StoreDescription) -> bool:
-        return KeyedSettings.from_json(part.settings).num_shards in (0, self.num_shards)  # 0: of an older client
+        super().__init__(cluster, name, placement, KeyDivision(placement.num_shards), deadline=deadline)
+        self.spec = self.parts.first.spec
+        self.settings = KeyedSettings.from_json(self.parts.first.settings)
 
     def _find_shard(self, key: Any) -> int:
         return hash_to_shard(encode_key(key), self.num_shards)

@@ -14,8 +14,8 @@ from tensordict import TensorDict, is_leaf_nontensor
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, SelectionError, TDServeError
-from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.divisions import TableDivision
 from tdserve.client.cluster.part_errors import convert_part_errors
 from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.content.outer_modes import leave_modes_in_calls
@@ -24,7 +24,6 @@ from tdserve.client.content.row_choice import choose_rows
 from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.session.calls.call_conditions import may_repeat
 from tdserve.client.session.calls.call_deadline import within
-from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.client.tables.change_requests import is_batch, spread_generations, to_row_numbers
 from tdserve.client.tables.rows_by_number import get_keys
 from tdserve.client.tables.shaped_rows import check_row_index, shape_rows
@@ -51,17 +50,9 @@ class ShardedRows(ShardedStore):
     """
 
     def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
-        super().__init__(cluster, name, placement, deadline=deadline)
+        super().__init__(cluster, name, placement, TableDivision(placement.part_capacity), deadline=deadline)
         self.part_capacity = placement.part_capacity
         self.capacity = self.part_capacity * self.num_shards
-
-    def _fits(self, shard: int, part: StoreDescription) -> bool:
-        return part.capacity == self.part_capacity
-
-    def _open_part(self, shard: int, client: Client, found: StoreDescription) -> Any:
-        handle = super()._open_part(shard, client, found)
-        handle.is_part = True
-        return handle
 
     def __len__(self) -> int:
         """Returns the number of live rows of all shards that answer."""
@@ -107,13 +98,13 @@ class ShardedRows(ShardedStore):
 
     def get_any_part(self, deadline: Deadline) -> Any:
         """Returns the handle of a part that was used; of the first that answers if none was."""
-        for _, handle in self._handles.values():
+        for handle in self.parts.list_open():
             return handle
         return next(iter(self.ask_parts(range(self.num_shards), lambda _, part: part, deadline=deadline).values()))
 
     def ask_any_part(self, call: Callable[[Any], _Result], deadline: Deadline) -> _Result:
         """Calls the part of ``get_any_part``; its errors name the table."""
-        with convert_part_errors(self.name, self.get_first_row), within(deadline):
+        with convert_part_errors(self.name, self.parts.division.get_first_row), within(deadline):
             return call(self.get_any_part(deadline))
 
     def check_key(self, path: Path, deadline: Deadline) -> None:
@@ -121,10 +112,6 @@ class ShardedRows(ShardedStore):
         self.ask_any_part(methodcaller("check_key", path, deadline), deadline)
 
     # ------------------------------------------------------------ rows by number
-
-    def get_first_row(self, shard: int) -> int:
-        """Returns the number of a part's first row."""
-        return shard * self.part_capacity
 
     def split_numbers(self, index: Any) -> dict[int, torch.Tensor]:
         """Returns the positions of the rows of each shard among row numbers, or those of a batch.
@@ -164,7 +151,7 @@ class ShardedRows(ShardedStore):
         where = self.split_numbers(index)
 
         def act(shard: int, part: Any) -> _Result:
-            rows: Any = numbers[where[shard]] - self.get_first_row(shard)
+            rows: Any = numbers[where[shard]] - self.parts.division.get_first_row(shard)
             if generations is not None:
                 rows = {"index": rows, "generation": torch.from_numpy(generations[where[shard].numpy()])}
             return change(part, rows, where[shard])
@@ -272,7 +259,7 @@ class ShardedRows(ShardedStore):
 
         def read(shard: int, part: Any) -> Any:
             asked = numbers[where[shard]]
-            local = asked - self.get_first_row(shard)
+            local = asked - self.parts.division.get_first_row(shard)
             try:
                 return read_part(part, local)
             except SelectionError:
@@ -319,7 +306,7 @@ class ShardedRows(ShardedStore):
         for shard in reversed(range(self.num_shards)):
             last = self.ask_part(shard, find, deadline)
             if last >= 0:
-                return self.get_first_row(shard) + last
+                return self.parts.division.get_first_row(shard) + last
         return -1
 
     def _read_selected(self, index: Any, read_part: _ReadPart, deadline: Deadline) -> Any:
@@ -358,7 +345,7 @@ class ShardedRows(ShardedStore):
     def __iter__(self) -> Iterator[Any]:
         """Yields the live rows of one shard after the other, of those that answer."""
         for shard in self._ask_lengths(self.make_deadline(None)):
-            yield from self.get_part(shard)
+            yield from self.parts.get_part(shard)
 
 
 def _read_places(num_rows: int, selected: Any, read_part: _ReadPart, part: Any) -> Any:

@@ -24,6 +24,7 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.calls_that_follow import call_and_follow
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.directory import compute_look_s
+from tdserve.client.cluster.divisions import StoreDivision
 from tdserve.client.cluster.lost_parts import LOOK_AGAIN_S
 from tdserve.client.cluster.part_errors import convert_part_errors, merge_failures, note_elsewhere
 from tdserve.client.cluster.shared_parts import SharedParts
@@ -42,7 +43,7 @@ _log = logging.getLogger("tdserve.client")
 
 
 @leave_modes_in_calls
-class ShardedStore(SharedParts):
+class ShardedStore:
     """A store that several servers share, each a part, which is an ordinary store of its own there.
 
     A handle keeps to one division of rows or keys among the parts. If the store was made anew with another one, it
@@ -52,14 +53,24 @@ class ShardedStore(SharedParts):
 
     Attributes:
         name: Name of the store.
-        placement: Which servers have it.
+        parts: Its parts.
         is_degraded: Whether a part is left out of calls now, since its server does not answer or has lost it. That a
             server was lost is known from the first call that needs it.
     """
 
-    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
-        super().__init__(cluster, name, placement)
-        self._first = self._describe_any(deadline)
+    def __init__(
+        self,
+        cluster: ClusterServers,
+        name: str,
+        placement: PlacementRecord,
+        division: StoreDivision,
+        *,
+        deadline: Deadline,
+    ) -> None:
+        self._cluster = cluster
+        self.name = name
+        self.parts = SharedParts(cluster, name, placement, division)
+        self.parts.note_first(self._describe_any(deadline))
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_reopen, (type(self), self._cluster.recipe, self.name, self.placement))
@@ -68,13 +79,28 @@ class ShardedStore(SharedParts):
         return f"<{type(self).__name__} {self.name!r} over {self.num_shards} servers of {self._cluster.address}>"
 
     @property
+    def placement(self) -> PlacementRecord:
+        """Which servers have the store."""
+        return self.parts.placement
+
+    @property
+    def num_shards(self) -> int:
+        """Number of parts."""
+        return self.parts.num_shards
+
+    @property
     def is_degraded(self) -> bool:
         """See the class."""
         return bool(self.list_left_out())
 
     def list_left_out(self) -> list[int]:
         """Returns the shards that are left out of calls now; see ``is_degraded``."""
-        return sorted(set(range(self.num_shards)) - set(self.list_live()))
+        return sorted(set(range(self.num_shards)) - set(self.parts.list_live()))
+
+    def make_deadline(self, timeout_s: float | None) -> Deadline:
+        """Returns the deadline of a call; None is the client's default, or the call of which this thread makes a
+        step."""
+        return self._cluster.make_deadline(timeout_s)
 
     # ------------------------------------------------------------ calls
 
@@ -101,7 +127,7 @@ class ShardedStore(SharedParts):
         until = deadline if len(wanted) == self.num_shards else None
         deadline = deadline or self.make_deadline(None)
         while True:
-            live = [shard for shard in self.list_live() if shard in wanted]
+            live = [shard for shard in self.parts.list_live() if shard in wanted]
             found, failures = self._ask_some(live or wanted, call, REACH_S, deadline)
             if found or not failures:
                 self.note_left_out()
@@ -144,11 +170,11 @@ class ShardedStore(SharedParts):
         found, lost = self._cluster.members.ask_all(calls, reach_s=reach_s, deadline=deadline)
         for shard in asked:
             if (failure := lost.get(servers[shard])) is not None:
-                self.note_unreached(shard, failure)
+                self.parts.note_unreached(shard, failure)
                 failures[shard] = failure
         results = {shard: each for shard in asked for each in found.get(servers[shard], [])}
         with within(deadline):
-            self._find_moved_parts()
+            self.parts.find_moved_parts()
         return results, failures
 
     def ask_each(
@@ -185,8 +211,8 @@ class ShardedStore(SharedParts):
         raise note_elsewhere(failure, done, sorted(found))
 
     def ask_part(self, shard: int, call: Callable[[Any], _Result], deadline: Deadline | None = None) -> _Result:
-        """Calls a part; its errors name the store. Other errors as in ``get_part``. While nobody listens at its server,
-        and nothing was sent, it is looked for again: it may have moved before.
+        """Calls a part; its errors name the store. Other errors as in ``SharedParts.get_part``. While nobody listens at
+        its server, and nothing was sent, it is looked for again: it may have moved before.
 
         Args:
             call: Gets the handle; what it is not given a timeout for ends by the deadline.
@@ -196,25 +222,25 @@ class ShardedStore(SharedParts):
 
         def look_again(error: ConnectError) -> bool:
             before = self.placement.servers[shard]
-            self.note_unreached(shard, error)
-            self._find_moved_parts()
+            self.parts.note_unreached(shard, error)
+            self.parts.find_moved_parts()
             return self.placement.servers[shard] != before
 
-        with convert_part_errors(self.name, self.get_first_row), within(deadline):
+        with convert_part_errors(self.name, self.parts.division.get_first_row), within(deadline):
             return call_and_follow(lambda: self._call_part(shard, call), look_again, deadline)
 
     def _call_part(self, shard: int, call: Callable[[Any], _Result]) -> _Result:
-        part = self.get_part(shard)
+        part = self.parts.get_part(shard)
         try:
             return call(part)
         except StoreNotFoundError as error:
             if error.fields["name"] != name_part(self.name, shard):
                 raise
-            again = self._reopen_part(shard)
+            again = self.parts.reopen_part(shard)
             if again is None:
                 raise
         except SpecMismatchError:
-            self._check_exists()  # perhaps it was made anew
+            self.parts.check_exists()  # perhaps it was made anew
             raise
         return call(again)
 
@@ -230,12 +256,12 @@ class ShardedStore(SharedParts):
         """Logs shards without which a call continues, once, and reports to the servers whether there are any."""
         lost = set(self._cluster.members.lost)
         silent = {shard for shard, server in enumerate(self.placement.servers) if server in lost}
-        left_out = frozenset(silent.union(self._lost_parts.list_shards()))
-        before = self._lost_parts.replace_left_out(left_out)
+        left_out = frozenset(silent.union(self.parts.lost_parts.list_shards()))
+        before = self.parts.lost_parts.replace_left_out(left_out)
         if new := (left_out - before) & silent:
             shown = ", ".join(f"shard {shard} (server {self.placement.servers[shard]})" for shard in sorted(new))
             _log.warning("store %r continues without %s, until there is an answer", self.name, shown)
-        for shard in self._lost_parts.take_unreported():
+        for shard in self.parts.lost_parts.take_unreported():
             _log.warning("store %r continues without shard %d, which %s", self.name, shard, self._explain_lost(shard))
         if bool(left_out) != bool(before):
             for server, client in self._cluster.members.used.items():
@@ -255,7 +281,7 @@ class ShardedStore(SharedParts):
             DeadlineExceededError, StoreMovedError, ServerBusyError: None of those that answer did it in time.
         """
         failure: TDServeError | None = None
-        shards = [*dict.fromkeys([*self.list_live(), *range(self.num_shards)])]
+        shards = [*dict.fromkeys([*self.parts.list_live(), *range(self.num_shards)])]
         for number, shard in enumerate(shards):
             server = self.placement.servers[shard]
             is_last = number + 1 == len(shards)
@@ -277,7 +303,7 @@ class ShardedStore(SharedParts):
                 break
         if failure is None:
             with suppress(DeadlineExceededError), within(deadline):
-                self._check_exists()
+                self.parts.check_exists()
             raise StoreNotFoundError(name=self.name)
         raise failure
 
@@ -295,7 +321,6 @@ class ShardedStore(SharedParts):
                 if deadline.expired:
                     raise
             time.sleep(LOOK_AGAIN_S)
-        self._uids[int(found.name.rpartition("#")[2])] = found.uid
         return found
 
     # ------------------------------------------------------------ figures
@@ -305,24 +330,23 @@ class ShardedStore(SharedParts):
         return self._add_up(self._describe_parts())
 
     def _add_up(self, parts: dict[int, StoreDescription]) -> StoreDescription:
-        return add_up_parts(self.name, self.placement.settings, parts, self.get_first_row, num_shards=self.num_shards)
+        return add_up_parts(
+            self.name, self.placement.settings, parts, self.parts.division.get_first_row, num_shards=self.num_shards
+        )
 
     def _describe_parts(self) -> dict[int, StoreDescription]:
         return self.ask_parts(range(self.num_shards), lambda shard, _: self._describe_part(shard))
 
     def _describe_part(self, shard: int) -> StoreDescription:
         client = self._cluster.members.get(self.placement.servers[shard])
-        found = self._check_kind(client.describe(name_part(self.name, shard)))
-        if not self._fits(shard, found):
-            raise self._make_anew_error()
-        return found
+        return self.parts.check_part(shard, client.describe(name_part(self.name, shard)))
 
     def info(self) -> dict[str, Any]:
         """Returns figures of the store, as for a store of one server; ``"shards"`` lists those of the parts, None for
         one that does not answer, and ``"degraded"`` the numbers of these: sums such as ``"inserts"`` are without them.
         """
         with within(self.make_deadline(None)):
-            self._read_placement()  # parts may have moved
+            self.parts.read_placement()  # parts may have moved
             parts = self._describe_parts()
         found = self._add_up(parts).as_dict()
         found["shards"] = [parts[shard].as_dict() if shard in parts else None for shard in range(self.num_shards)]
@@ -331,6 +355,6 @@ class ShardedStore(SharedParts):
         return found
 
 
-def _reopen(kind: type[ShardedStore], recipe: Any, name: str, placement: PlacementRecord) -> ShardedStore:
+def _reopen(kind: Callable[..., ShardedStore], recipe: Any, name: str, placement: PlacementRecord) -> ShardedStore:
     cluster: Any = get_process_client(recipe)
     return kind(cluster, name, placement, deadline=Deadline.after(cluster.timeout_s))

@@ -73,7 +73,7 @@ class ShardedTable(ShardedRows):
 
     def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
         super().__init__(cluster, name, placement, deadline=deadline)
-        now = Settings.from_json(self._first.settings)
+        now = Settings.from_json(self.parts.first.settings)
         self.settings = replace(Settings.from_json(placement.settings), sampler=now.sampler)
         self._identity = (os.getpid(), make_client_id())
         self._key_shards = KeyShards(placement.shard_by, self.spec, self.num_shards)
@@ -81,14 +81,14 @@ class ShardedTable(ShardedRows):
     @property
     def spec(self) -> Spec:
         """See the class; as of the last answers, since rows may get leaves."""
-        known = [handle.spec for _, handle in list(self._handles.values())]
-        return max(known, key=lambda spec: len(spec.leaf_paths), default=self._first.spec)
+        known = [handle.spec for handle in self.parts.list_open()]
+        return max(known, key=lambda spec: len(spec.leaf_paths), default=self.parts.first.spec)
 
     # ------------------------------------------------------------ figures
 
     def counts(self) -> TableCounts:
         """Returns live rows and inserts as of the last answers to this handle, without a request."""
-        known = [handle.counts() for _, handle in self._handles.values()]
+        known = [handle.counts() for handle in self.parts.list_open()]
         return TableCounts(sum(each.rows for each in known), sum(each.inserts for each in known))
 
     def info(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class ShardedTable(ShardedRows):
         members, on_loss = self._cluster.members, self.placement.on_shard_loss
         failure: TransportError | ShardLostError | None = None
         with within(deadline):
-            self._find_moved_parts()
+            self.parts.find_moved_parts()
         # The rows of a key stay together, whoever writes them.
         salt = b"" if self.placement.shard_by else self._identity[1]
         tried = list_shards_to_try(shard, self.num_shards, on_loss, salt=salt)
@@ -257,14 +257,16 @@ class ShardedTable(ShardedRows):
             except ConnectError as error:
                 if deadline.expired:  # it was tried for all this time, since something may have been sent
                     raise
-                self.note_unreached(number, error)
+                self.parts.note_unreached(number, error)
                 failure = error
         raise failure or ConnectError(
             address=self.address, reason=f"no shard of {self.name!r} answers (tried {tried}); see tdserve ls"
         )
 
     def _is_last(self, shard: int) -> bool:
-        return self.placement.on_shard_loss == "redirect" and not [each for each in self.list_live() if each != shard]
+        return self.placement.on_shard_loss == "redirect" and not [
+            each for each in self.parts.list_live() if each != shard
+        ]
 
     def _shift(self, numbers: Any, shard: int) -> Any:
         """Returns the numbers of rows of a part in the whole table; those that were not stored stay -1."""
@@ -277,7 +279,7 @@ class ShardedTable(ShardedRows):
 
     def _note_outcome(self, shard: int, written: AwaitableFuture[Any]) -> None:
         if not written.cancelled() and isinstance(written.exception(), StoreNotFoundError):
-            self.forget_part(shard)
+            self.parts.forget_part(shard)
 
     # ------------------------------------------------------------ changes
 

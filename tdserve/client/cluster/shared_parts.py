@@ -20,8 +20,8 @@ from tdserve.base.errors import (
 )
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.divisions import StoreDivision
 from tdserve.client.cluster.part_errors import convert_part_errors
-from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.calls.call_deadline import within
 from tdserve.client.session.calls.reach import reach_within
 from tdserve.client.session.catalog.description import StoreDescription
@@ -30,28 +30,33 @@ from tdserve.rules.lost_servers import PROBE_INTERVAL_S, PROBE_TIMEOUT_S, REACH_
 from tdserve.rules.placement import PlacementRecord, name_part
 
 
-@leave_modes_in_calls
 class SharedParts:
     """Finds the parts of one store, each an ordinary store of its own at its server. Threads: safe.
 
     It keeps to one division of rows or keys among the parts. If the store was made anew with another one, it raises
     WrongStateError.
 
+    Args:
+        cluster: The servers.
+
     Attributes:
         name: Name of the store.
         placement: Which servers have it.
+        division: Which rows or keys each part has.
+        first: Description of the first part that was found; set by ``note_first``.
+        lost_parts: Those of the store that their servers have lost.
     """
 
-    _first: StoreDescription
-    """That of the first part that was found."""
+    first: StoreDescription
 
-    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord) -> None:
+    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, division: StoreDivision) -> None:
         self._cluster = cluster
         self.name = name
         self.placement = placement
+        self.division = division
         self._handles: dict[int, tuple[Client, Any]] = {}
         self._uids: dict[int, str] = {}
-        self._lost_parts = cluster.get_lost_parts(name)
+        self.lost_parts = cluster.get_lost_parts(name)
         self._placement_read_s = -math.inf
 
     @property
@@ -59,14 +64,14 @@ class SharedParts:
         """Number of parts."""
         return self.placement.num_shards
 
-    def make_deadline(self, timeout_s: float | None) -> Deadline:
-        """Returns the deadline of a call; None is the client's default, or the call of which this thread makes a
-        step."""
-        return self._cluster.make_deadline(timeout_s)
+    def note_first(self, found: StoreDescription) -> None:
+        """Takes note of the part that was found first: each other one is of its kind."""
+        self.first = found
+        self._uids[int(found.name.rpartition("#")[2])] = found.uid
 
-    def get_first_row(self, shard: int) -> int:
-        """Returns the number of a part's first row in the whole store; 0 where rows have no numbers."""
-        return 0
+    def list_open(self) -> list[Any]:
+        """Returns the handles of the parts that were used."""
+        return [handle for _, handle in list(self._handles.values())]
 
     def get_part(self, shard: int) -> Any:
         """Returns the handle of a part, as a step of this thread's call.
@@ -84,17 +89,17 @@ class SharedParts:
         except StoreMovedError as moved:  # or is being moved
             return self._open_moved(shard, client, moved)
         if found is None:
-            self._check_exists()
+            self.check_exists()
             place = self._cluster.directory.find_again(name_part(self.name, shard))
             if place is not None and place.server != self.placement.servers[shard]:
                 return self._open_at(shard, place.server, client)
             found = self._wait_for_part(shard, client)
         handle = self._open_part(shard, client, found)
-        self._lost_parts.note_found(shard)
+        self.lost_parts.note_found(shard)
         self._handles[shard], self._uids[shard] = (client, handle), found.uid
         return handle
 
-    def _check_exists(self) -> None:
+    def check_exists(self) -> None:
         """Raises StoreNotFoundError if the store was deleted, and WrongStateError if its name means a store of a single
         server now, as far as the server with its record answers."""
         directory = self._cluster.directory
@@ -109,25 +114,29 @@ class SharedParts:
                 raise StoreNotFoundError(name=self.name)
             if found.kind != "placement":
                 directory.forget(self.name)
-                wanted = f"shared {self._first.shown_kind}"
+                wanted = f"shared {self.first.shown_kind}"
                 raise make_kind_error(self.name, found.shown_kind, wanted=wanted, is_unshared=True)
             if not self.placement.divides_as(PlacementRecord.from_json(found.settings)):
-                raise self._make_anew_error()
+                raise self.make_anew_error()
 
-    def _make_anew_error(self) -> WrongStateError:
+    def make_anew_error(self) -> WrongStateError:
+        """Returns the error of a call for a store that now has another division."""
         self._cluster.directory.forget(self.name)
         state = f"{self.name!r} was made anew with other shards, rows or kind; open it again: client[{self.name!r}]"
         return WrongStateError(state=state, event="a call of a handle of the former store")
 
     def _open_part(self, shard: int, client: Client, found: StoreDescription) -> Any:
         """Returns the handle of a part. Raises WrongStateError if it is one of a store with another division."""
-        if not self._fits(shard, self._check_kind(found)):
-            raise self._make_anew_error()
-        return client.open_handle(found)
+        handle = client.open_handle(self.check_part(shard, found))
+        self.division.bind(handle)
+        return handle
 
-    def _fits(self, shard: int, part: StoreDescription) -> bool:
-        """Returns whether a part has the rows or keys that the division known here gives it."""
-        return True
+    def check_part(self, shard: int, found: StoreDescription) -> StoreDescription:
+        """Returns the description of a part. Raises WrongStateError if it is one of a store with another division, or
+        of another kind."""
+        if not self.division.fits(shard, self._check_kind(found)):
+            raise self.make_anew_error()
+        return found
 
     def _find_by_name(self) -> StoreDescription | None:
         """Describes what has the store's name: the record of it, or another store; None if nothing has."""
@@ -140,15 +149,15 @@ class SharedParts:
 
     def _wait_for_part(self, shard: int, client: Client) -> StoreDescription:
         """Describes a part that is not there: it is being created, or lost."""
-        wait_s = self.make_deadline(None).limit(math.inf)
-        found = self._lost_parts.wait(shard, partial(client.catalog.find, name_part(self.name, shard)), wait_s)
+        wait_s = self._cluster.make_deadline(None).limit(math.inf)
+        found = self.lost_parts.wait(shard, partial(client.catalog.find, name_part(self.name, shard)), wait_s)
         if found is None:
-            self._check_exists()
+            self.check_exists()
             server = self.placement.servers[shard]
             raise ShardLostError(name=self.name, shard=shard, server=server, address=client.address)
         return found
 
-    def _reopen_part(self, shard: int) -> Any | None:
+    def reopen_part(self, shard: int) -> Any | None:
         """Returns the handle of a part that its server did not have any more, once it is there again; None if another
         store has its name now.
 
@@ -188,7 +197,7 @@ class SharedParts:
 
     def _open_moved(self, shard: int, before: Client, moved: StoreMovedError) -> Any:
         """Returns the handle of a part that is at another server than was known."""
-        self._read_placement()
+        self.read_placement()
         if self._cluster.members.get(self.placement.servers[shard]) is not before:
             return self.get_part(shard)
         return self._open_at(shard, self._cluster.directory.find_moved(moved).server, before)
@@ -204,7 +213,7 @@ class SharedParts:
         self._handles[shard] = (before, handle)
         return handle
 
-    def _read_placement(self) -> None:
+    def read_placement(self) -> None:
         """Reads where the parts are: one may have moved before its server was lost."""
         with suppress(TransportError, StoreMovedError, DeadlineExceededError):
             placement = self._cluster.directory.find_now(self.name).placement
@@ -221,7 +230,7 @@ class SharedParts:
         return [
             shard
             for shard in range(self.num_shards)
-            if not members.is_lost(servers[shard]) and not self._lost_parts.is_lost(shard, partial(self._probe, shard))
+            if not members.is_lost(servers[shard]) and not self.lost_parts.is_lost(shard, partial(self._probe, shard))
         ]
 
     def note_unreached(self, shard: int, failure: TransportError) -> None:
@@ -230,14 +239,14 @@ class SharedParts:
         if lost not in self.placement.servers:
             self.placement = self.placement.replace_server(shard, lost)
 
-    def _find_moved_parts(self) -> None:
+    def find_moved_parts(self) -> None:
         """Reads where the parts are, from time to time, while servers of them are lost: they may have moved before."""
         if set(self._cluster.members.lost).isdisjoint(self.placement.servers):
             self._placement_read_s = -math.inf
         elif time.monotonic() - self._placement_read_s >= PROBE_INTERVAL_S:
             self._placement_read_s = time.monotonic()
-            self._read_placement()
+            self.read_placement()
 
     def _check_kind(self, part: StoreDescription) -> StoreDescription:
         with convert_part_errors(self.name):
-            return part.check_kind(self._first.shown_kind)
+            return part.check_kind(self.first.shown_kind)
