@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdserve.client.cluster.sharded_leasing_table import ShardedLeasingTable
+from tdserve.base.deadline import Deadline
+from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.shard_draws import ShardDraws
+from tdserve.client.cluster.shard_takes import ShardTakes
+from tdserve.client.cluster.sharded_table import ShardedTable
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.tables.draw_arguments import Conditions, check_num_rows
 from tdserve.client.tables.taken_batches import TakenBatches
 from tdserve.client.tables.taking import to_numbers
+from tdserve.rules.placement import PlacementRecord
 
 
 @leave_modes_in_calls
-class ShardedQueueHandle(ShardedLeasingTable):
+class ShardedQueueHandle(ShardedTable):
     """A queue that several servers share; calls as in :class:`tdserve.QueueHandle`.
 
     Each shard is in order. A row is overtaken by at most the rows that waited in the other shards when it was written,
     on average: a reader divides each batch among the shards at random, in proportion to the rows that wait there.
     """
+
+    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
+        super().__init__(cluster, name, placement, deadline=deadline)
+        self._takes = ShardTakes(self, ShardDraws(self))
 
     def take(
         self,
@@ -35,7 +44,7 @@ class ShardedQueueHandle(ShardedLeasingTable):
         """Takes rows; arguments, results and errors as in ``QueueHandle.take``."""
         num_rows = check_num_rows(num_rows, None)
         conditions = Conditions(max_lag=max_lag).for_take(num_rows, min_rows, lease_s)
-        taken = self._take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
+        taken = self._takes.take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, timeout_s: float | None = None) -> None:
@@ -77,4 +86,4 @@ class ShardedQueueHandle(ShardedLeasingTable):
         ``QueueHandle.batches``."""
         num_rows = check_num_rows(num_rows, device)
         conditions = Conditions(max_lag=max_lag).for_take(num_rows, min_rows, lease_s)
-        return self._take_batches(num_rows, conditions, timeout_s, device=device, pad=pad, numpy=numpy)
+        return self._takes.take_batches(num_rows, conditions, timeout_s, device=device, pad=pad, numpy=numpy)

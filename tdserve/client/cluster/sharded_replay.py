@@ -13,10 +13,11 @@ from tdserve.base.errors import DeadlineExceededError, TransportError, WrongStat
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.directory import compute_look_s
 from tdserve.client.cluster.drawn_parts import DrawnPart
+from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.shard_shares import ShardShares
+from tdserve.client.cluster.shard_takes import ShardTakes
 from tdserve.client.cluster.sharded_batches import ShardedBatches
-from tdserve.client.cluster.sharded_leasing_table import ShardedLeasingTable
-from tdserve.client.cluster.sharded_table import select_rows
+from tdserve.client.cluster.sharded_table import ShardedTable, select_rows
 from tdserve.client.content.devices import resolve_device, to_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
@@ -38,7 +39,7 @@ from tdserve.rules.placement import PlacementRecord
 
 
 @leave_modes_in_calls
-class ShardedReplayHandle(ShardedLeasingTable):
+class ShardedReplayHandle(ShardedTable):
     """A replay store that several servers share; calls as in :class:`tdserve.ReplayHandle`.
 
     A sample is divided among the shards by what may be drawn from each: rows, groups, or the sum of their weights. It
@@ -48,6 +49,8 @@ class ShardedReplayHandle(ShardedLeasingTable):
 
     def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
         super().__init__(cluster, name, placement, deadline=deadline)
+        self._draws = ShardDraws(self)
+        self._takes = ShardTakes(self, self._draws)
         self._shares = ShardShares(self)
         self._step_counts = StepCounts()
 
@@ -171,7 +174,7 @@ class ShardedReplayHandle(ShardedLeasingTable):
         """Draws rows for a consumer, which count as had once they are acknowledged; see ``ReplayHandle.take``."""
         num_rows = check_num_rows(num_rows, None)
         conditions = Conditions(require, consumer, group_by, group_size, max_lag).for_take(num_rows, min_rows, lease_s)
-        taken = self._take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
+        taken = self._takes.take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
         return taken if ack else taken.rows
 
     def ack(self, rows: Any, *, consumer: str, timeout_s: float | None = None) -> None:
@@ -269,7 +272,7 @@ class ShardedReplayHandle(ShardedLeasingTable):
         if share is not None and counts is not None and not share.is_named:
             share = share.move_to(counts.next)
         if consumer and share is None:
-            return self._take_batches(num_rows, conditions, timeout_s, device=device, pad=pad, numpy=numpy)
+            return self._takes.take_batches(num_rows, conditions, timeout_s, device=device, pad=pad, numpy=numpy)
         form = {"device": resolve_device(device), "pad": pad, "numpy": numpy}  # here: each thread has its own device
         # checked before a thread draws anything
         self.ask_any_part(self._make_queries(conditions, is_lease=False, share=share, **form), deadline)

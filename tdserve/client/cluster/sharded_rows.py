@@ -1,10 +1,9 @@
-"""Rows of a table that several servers share, by their numbers."""
+"""Rows of a table that several servers share, by their numbers: which part has them, and reads of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from operator import methodcaller
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,23 +13,15 @@ from tensordict import TensorDict, is_leaf_nontensor
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, SelectionError, TDServeError
-from tdserve.client.cluster.cluster_servers import ClusterServers
-from tdserve.client.cluster.divisions import TableDivision
-from tdserve.client.cluster.part_errors import convert_part_errors
 from tdserve.client.cluster.sharded_store import ShardedStore
-from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.content.row_choice import choose_rows
-from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.session.calls.call_conditions import may_repeat
 from tdserve.client.session.calls.call_deadline import within
 from tdserve.client.tables.change_requests import is_batch, spread_generations, to_row_numbers
-from tdserve.client.tables.rows_by_number import get_keys
 from tdserve.client.tables.shaped_rows import check_row_index, shape_rows
 from tdserve.client.tables.table_counts import ask_counts
 from tdserve.rules.lost_servers import PATIENCE_S
-from tdserve.rules.placement import PlacementRecord
-from tdserve.structure.building.array_views import to_arrays
 from tdserve.structure.tensors.plain_tensors import to_host
 from tdserve.structure.trees.tree import Path
 from tdserve.v1 import control_pb2
@@ -40,91 +31,54 @@ _ReadPart = Callable[[Any, Any], Any]
 """Reads rows of a part by an index of its own."""
 
 
-@leave_modes_in_calls
-class ShardedRows(ShardedStore):
-    """The part of a shared table's handle that finds rows by number: shard ``number // part_capacity`` has the row.
+class ShardedRows:
+    """Finds the rows of a shared table by number: shard ``number // part_capacity`` has the row. Threads: safe.
+
+    Args:
+        store: The parts, and calls to them.
+        is_array: Whether rows are asked for by arrays, of a client of NumPy arrays.
 
     Attributes:
         capacity: Rows of all parts.
         part_capacity: Rows of each.
     """
 
-    def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
-        super().__init__(cluster, name, placement, TableDivision(placement.part_capacity), deadline=deadline)
-        self.part_capacity = placement.part_capacity
-        self.capacity = self.part_capacity * self.num_shards
+    def __init__(self, store: ShardedStore, *, is_array: bool) -> None:
+        self._store = store
+        self._is_array = is_array
+        self.part_capacity = store.placement.part_capacity
+        self.capacity = self.part_capacity * store.num_shards
 
-    def __len__(self) -> int:
-        """Returns the number of live rows of all shards that answer."""
-        return sum(self._ask_lengths(self.make_deadline(None)).values())
-
-    def measure_length(self) -> int:
-        """Returns the number of rows that are live or being overwritten, of all shards that answer. See
-        ``TableHandle.measure_length``."""
-        counts = self._ask_counts(self.make_deadline(None))
-        return sum(each.rows + each.overwritten for each in counts.values())
-
-    def _ask_lengths(self, deadline: Deadline) -> dict[int, int]:
+    def ask_lengths(self, deadline: Deadline) -> dict[int, int]:
         """Returns the live rows of each shard that answers."""
-        return {shard: counts.rows for shard, counts in self._ask_counts(deadline).items()}
+        return {shard: counts.rows for shard, counts in self.ask_counts(deadline).items()}
 
-    def _ask_counts(self, deadline: Deadline) -> dict[int, control_pb2.TableCounts]:
+    def ask_counts(self, deadline: Deadline) -> dict[int, control_pb2.TableCounts]:
+        """Returns the counts of each shard that answers."""
+
         def ask(_: int, part: Any) -> control_pb2.TableCounts:
             done = ask_counts(part._client, part.name, deadline.shorten(PATIENCE_S), kind=part._kind)
             return done.counts
 
         while True:
             try:
-                return self.ask_parts(range(self.num_shards), ask, deadline=deadline)
+                return self._store.ask_parts(range(self._store.num_shards), ask, deadline=deadline)
             except TDServeError as error:  # a server is slow, or the store at rest
                 if not may_repeat(error, deadline):
                     raise
 
-    def _show(self, numbers: torch.Tensor) -> Any:
-        return to_arrays(numbers) if self._cluster.numpy else numbers
-
-    def _get_timeout_s(self, timeout_s: float | None) -> float:
-        return self._cluster.timeout_s if timeout_s is None else timeout_s
-
-    @property
-    def address(self) -> str:
-        """Address of the cluster."""
-        return self._cluster.address
-
-    @property
-    def wait_s(self) -> float:
-        """Default of every call that can wait, seconds."""
-        return self._cluster.timeout_s
-
-    def get_any_part(self, deadline: Deadline) -> Any:
-        """Returns the handle of a part that was used; of the first that answers if none was."""
-        for handle in self.parts.list_open():
-            return handle
-        return next(iter(self.ask_parts(range(self.num_shards), lambda _, part: part, deadline=deadline).values()))
-
-    def ask_any_part(self, call: Callable[[Any], _Result], deadline: Deadline) -> _Result:
-        """Calls the part of ``get_any_part``; its errors name the table."""
-        with convert_part_errors(self.name, self.parts.division.get_first_row), within(deadline):
-            return call(self.get_any_part(deadline))
-
-    def check_key(self, path: Path, deadline: Deadline) -> None:
-        """Raises KeyNotFoundError if rows have no leaf or nested part of this path."""
-        self.ask_any_part(methodcaller("check_key", path, deadline), deadline)
-
-    # ------------------------------------------------------------ rows by number
-
-    def split_numbers(self, index: Any) -> dict[int, torch.Tensor]:
+    def split(self, index: Any) -> dict[int, torch.Tensor]:
         """Returns the positions of the rows of each shard among row numbers, or those of a batch.
 
         Raises:
             SelectionError: A number is out of range.
         """
         numbers = torch.from_numpy(np.asarray(to_row_numbers(index), np.int64).reshape(-1).copy())
-        check_range(numbers.numpy(), self.capacity, f"table {self.name!r}")
+        check_range(numbers.numpy(), self.capacity, f"table {self._store.name!r}")
         shards = numbers // self.part_capacity
         return {shard: torch.nonzero(shards == shard).flatten() for shard in torch.unique(shards).tolist()}
 
-    def change_rows(
+    def change(
         self,
         index: Any,
         deadline: Deadline,
@@ -148,10 +102,10 @@ class ShardedRows(ShardedStore):
         numbers = torch.from_numpy(np.asarray(to_row_numbers(index), np.int64).reshape(-1).copy())
         given = index.get("generation", None) if is_batch(index) else None
         generations = spread_generations(given, len(numbers))
-        where = self.split_numbers(index)
+        where = self.split(index)
 
         def act(shard: int, part: Any) -> _Result:
-            rows: Any = numbers[where[shard]] - self.parts.division.get_first_row(shard)
+            rows: Any = numbers[where[shard]] - self._store.parts.division.get_first_row(shard)
             if generations is not None:
                 rows = {"index": rows, "generation": torch.from_numpy(generations[where[shard].numpy()])}
             return change(part, rows, where[shard])
@@ -162,7 +116,7 @@ class ShardedRows(ShardedStore):
         def explain_done(shards: list[int]) -> str:
             return self.explain_done(done, {shard: len(rows) for shard, rows in where.items()}, shards) if done else ""
 
-        return list(self.ask_each(where, act, deadline=deadline, explain_done=explain_done).values())
+        return list(self._store.ask_each(where, act, deadline=deadline, explain_done=explain_done).values())
 
     def explain_done(self, done: str, num_rows: Mapping[int, int], shards: Collection[int]) -> str:
         """Returns what has happened to the rows of some shards while others did not answer, and what to do.
@@ -182,61 +136,25 @@ class ShardedRows(ShardedStore):
             f"{whole - num_done} alone, whose index is {others}"
         )
 
-    def __getitem__(self, index: Any) -> Any:
-        """Reads live rows by number, also by negative ones; see ``TableHandle.__getitem__``. A slice or mask stands for
-        the live rows one after the other, those of the first shard first."""
-        found = self._read_live(index, self.make_deadline(None))
-        return to_arrays(found) if self._cluster.numpy else found
-
-    def get_at(
-        self,
-        key: str | Path | list[Any],
-        index: Any,
-        default: Any = NO_DEFAULT,
-        *,
-        pad: Pad = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        """Reads some keys of live rows; see ``TableHandle.get_at``."""
-
-        def read(paths: Sequence[Path]) -> Any:
-            found = self._read_live(index, deadline, paths, pad=pad)
-            return to_arrays(found) if self._cluster.numpy else found
-
-        deadline = self.make_deadline(timeout_s)
-        return get_keys(read, key, default, store=self.name)
-
-    def get_with_generations(self, index: Any) -> tuple[Any, Any]:
-        """Reads live rows and their generations; see ``TableHandle.get_with_generations``."""
-        numbers, deadline = to_row_numbers(index), self.make_deadline(None)
-        generations = self._find_generations(numbers, deadline)
-        rows = self._read_live(numbers if np.ndim(index) else int(numbers[0]), deadline)
-        found = generations if np.ndim(index) else generations[0]
-        return (to_arrays(rows), to_arrays(found)) if self._cluster.numpy else (rows, found)
-
-    def find_generations(self, index: Any) -> Any:
-        """Returns the generations of rows, -1 for those that are not live; see ``TableHandle.find_generations``."""
-        return self._show(self._find_generations(to_row_numbers(index), self.make_deadline(None)))
-
-    def _find_generations(self, numbers: Any, deadline: Deadline) -> torch.Tensor:
+    def find_generations(self, numbers: Any, deadline: Deadline) -> torch.Tensor:
+        """Returns the generations of rows, -1 for those that are not live."""
         found = torch.full((len(numbers),), -1, dtype=torch.int64)
 
         def ask(part: Any, rows: Any, where: torch.Tensor) -> None:
             found[where] = torch.as_tensor(part.find_generations(rows))
 
-        self.change_rows(numbers, deadline, ask)
+        self.change(numbers, deadline, ask)
         return found
 
-    def __getitems__(self, indices: Sequence[int]) -> Any:
-        return self._read_live(list(indices), self.make_deadline(None))
-
-    def _read_live(self, index: Any, deadline: Deadline, keys: Sequence[Path] = (), *, pad: Pad = None) -> Any:
+    def read(self, index: Any, deadline: Deadline, keys: Sequence[Path] = (), *, pad: Pad = None) -> Any:
+        """Reads live rows, or these keys of them, by number; a slice or mask stands for those of one shard after the
+        other."""
         shape, found = self._read_flat(index, keys, deadline)
         if pad is not None and not len(found):  # a lazy stack of no rows has no keys any more
-            found = self.ask_any_part(lambda part: part.read_rows(slice(0, 0), keys, pad=pad), deadline)
+            found = self._store.ask_any_part(lambda part: part.read_rows(slice(0, 0), keys, pad=pad), deadline)
         elif pad is not None:
-            found = pad_built(found, pad, self.get_any_part(deadline).spec.prepend((1,)))
-        return shape_rows(found, shape, store=self.name, is_array=self._cluster.numpy)
+            found = pad_built(found, pad, self._store.get_any_part(deadline).spec.prepend((1,)))
+        return shape_rows(found, shape, store=self._store.name, is_array=self._is_array)
 
     def _read_flat(self, index: Any, keys: Sequence[Path], deadline: Deadline) -> tuple[tuple[int, ...] | None, Any]:
         """Returns the shape of row numbers, None if there are none, and the rows in one dimension."""
@@ -244,22 +162,22 @@ class ShardedRows(ShardedStore):
         def read_part(part: Any, local: Any) -> Any:
             return part.read_rows(local, keys)
 
-        check_row_index(index, store=self.name)
+        check_row_index(index, store=self._store.name)
         if isinstance(index, slice) or index is Ellipsis or _is_mask(index):
             return None, self._read_selected(slice(None) if index is Ellipsis else index, read_part, deadline)
         if isinstance(index, str):
             raise InvalidRequestError(argument="index", reason=f"{index!r} is neither row numbers nor a slice or mask")
         given = np.asarray(to_host(index))
         if given.dtype.kind not in "iu" and given.size:
-            raise SelectionError(selection=f"of table {self.name!r}", reason=f"{index!r} names no rows")
+            raise SelectionError(selection=f"of table {self._store.name!r}", reason=f"{index!r} names no rows")
         shape = given.shape
         index = self._count_from_end(given.reshape(-1), deadline)
-        where = self.split_numbers(index)
+        where = self.split(index)
         numbers = torch.from_numpy(index)
 
         def read(shard: int, part: Any) -> Any:
             asked = numbers[where[shard]]
-            local = asked - self.parts.division.get_first_row(shard)
+            local = asked - self._store.parts.division.get_first_row(shard)
             try:
                 return read_part(part, local)
             except SelectionError:
@@ -267,12 +185,12 @@ class ShardedRows(ShardedStore):
                 if not gone:  # written since
                     return read_part(part, local)
                 others = f", nor are {len(gone) - 1} others" if gone[1:] else ""
-                reason = f"this row of table {self.name!r} (shard {shard}) is not live now{others}"
+                reason = f"this row of table {self._store.name!r} (shard {shard}) is not live now{others}"
                 raise SelectionError(selection=str(gone[0]), reason=reason) from None
 
         if not where:
-            return shape, self.ask_any_part(lambda part: read_part(part, slice(0, 0)), deadline)
-        found = self.ask_each(where, read, deadline=deadline)
+            return shape, self._store.ask_any_part(lambda part: read_part(part, slice(0, 0)), deadline)
+        found = self._store.ask_each(where, read, deadline=deadline)
         positions = torch.cat([where[shard] for shard in found])
         return shape, choose_rows(_join_alike(list(found.values())), torch.argsort(positions))
 
@@ -290,7 +208,7 @@ class ShardedRows(ShardedStore):
         lowest = int(numbers.min())
         if lowest + num_numbers < 0:
             last = f"row {num_numbers - 1}" if num_numbers else "none"
-            reason = f"negative numbers count from the last live row of table {self.name!r}, which is {last}"
+            reason = f"negative numbers count from the last live row of table {self._store.name!r}, which is {last}"
             raise SelectionError(selection=str(lowest), reason=reason)
         return np.where(is_negative, numbers + num_numbers, numbers)
 
@@ -303,23 +221,25 @@ class ShardedRows(ShardedStore):
                 found = torch.nonzero(torch.as_tensor(part.find_generations(np.arange(part.capacity))) >= 0).flatten()
             return int(found[-1]) if len(found) else -1
 
-        for shard in reversed(range(self.num_shards)):
-            last = self.ask_part(shard, find, deadline)
+        for shard in reversed(range(self._store.num_shards)):
+            last = self._store.ask_part(shard, find, deadline)
             if last >= 0:
-                return self.parts.division.get_first_row(shard) + last
+                return self._store.parts.division.get_first_row(shard) + last
         return -1
 
     def _read_selected(self, index: Any, read_part: _ReadPart, deadline: Deadline) -> Any:
         """Reads rows by their places among all live ones: by slices and masks of the parts, which may grow."""
         if isinstance(index, slice) and index == slice(None):
             with within(deadline):
-                found = self.ask_parts(range(self.num_shards), lambda _, part: read_part(part, slice(None)))
+                found = self._store.ask_parts(
+                    range(self._store.num_shards), lambda _, part: read_part(part, slice(None))
+                )
             return _join_alike([found[shard] for shard in sorted(found)])
-        lengths = self._ask_lengths(deadline)
+        lengths = self.ask_lengths(deadline)
         every = np.arange(sum(lengths.values()))
         if not isinstance(index, slice) and np.shape(index) != every.shape:
             reason = f"a mask of shape {list(np.shape(index))} stands for {len(every)} live rows"
-            raise SelectionError(selection=f"of table {self.name!r}", reason=reason)
+            raise SelectionError(selection=f"of table {self._store.name!r}", reason=reason)
         chosen = every[index if isinstance(index, slice) else np.asarray(index)]
         shards = sorted(lengths)
         parts, order, begin = [], [], 0
@@ -334,18 +254,15 @@ class ShardedRows(ShardedStore):
                 else:
                     selected = np.zeros(lengths[shard], np.bool_)
                     selected[local] = True
-                found = self.ask_part(shard, partial(_read_places, lengths[shard], selected, read_part), deadline)
+                found = self._store.ask_part(
+                    shard, partial(_read_places, lengths[shard], selected, read_part), deadline
+                )
                 parts.append(found)
                 order.append(where[: len(found)])  # rows may have left since
             begin += lengths[shard]
         if not parts:
-            return self.ask_part(shards[0], lambda part: read_part(part, slice(0, 0)), deadline)
+            return self._store.ask_part(shards[0], lambda part: read_part(part, slice(0, 0)), deadline)
         return choose_rows(_join_alike(parts), torch.from_numpy(np.argsort(np.concatenate(order))))
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yields the live rows of one shard after the other, of those that answer."""
-        for shard in self._ask_lengths(self.make_deadline(None)):
-            yield from self.parts.get_part(shard)
 
 
 def _read_places(num_rows: int, selected: Any, read_part: _ReadPart, part: Any) -> Any:

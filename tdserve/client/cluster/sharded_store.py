@@ -244,6 +244,17 @@ class ShardedStore:
             raise
         return call(again)
 
+    def get_any_part(self, deadline: Deadline) -> Any:
+        """Returns the handle of a part that was used; of the first that answers if none was."""
+        for handle in self.parts.list_open():
+            return handle
+        return next(iter(self.ask_parts(range(self.num_shards), lambda _, part: part, deadline=deadline).values()))
+
+    def ask_any_part(self, call: Callable[[Any], _Result], deadline: Deadline) -> _Result:
+        """Calls the part of ``get_any_part``; its errors name the store."""
+        with convert_part_errors(self.name, self.parts.division.get_first_row), within(deadline):
+            return call(self.get_any_part(deadline))
+
     def list_part_keys(
         self, deadline: Deadline, include_nested: bool = False, leaves_only: bool = False, *, sort: bool = False
     ) -> list[str | Path]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import methodcaller
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,29 +13,26 @@ import torch
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
-    ConnectError,
-    DeadlineExceededError,
-    ShardLostError,
-    StoreNotFoundError,
     TDServeError,
-    TransportError,
 )
 from tdserve.base.ids import make_client_id
-from tdserve.base.torchrun_rank import find_rank
 from tdserve.client.cluster.cluster_servers import ClusterServers
+from tdserve.client.cluster.divisions import TableDivision
 from tdserve.client.cluster.key_shards import KeyShards
 from tdserve.client.cluster.part_creation import check_answers
 from tdserve.client.cluster.part_errors import note_elsewhere
+from tdserve.client.cluster.shard_writes import ShardWrites
 from tdserve.client.cluster.sharded_rows import ShardedRows
+from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.cluster.sharded_writer import ShardedWriter
 from tdserve.client.content.outer_modes import leave_modes_in_calls
+from tdserve.client.content.padding import Pad
 from tdserve.client.content.row_choice import choose_rows, count_rows
 from tdserve.client.handles.coerce import coerce_value
-from tdserve.client.handles.key_paths import check_path
+from tdserve.client.handles.key_paths import NO_DEFAULT, check_path
 from tdserve.client.session.calls.awaitable_future import AwaitableFuture
 from tdserve.client.session.calls.call_deadline import within
 from tdserve.client.session.calls.call_traces import gather_spans
-from tdserve.client.session.calls.reach import reach_within
 from tdserve.client.tables.change_requests import (
     flatten_row_dims,
     spread_generations,
@@ -47,35 +42,39 @@ from tdserve.client.tables.change_requests import (
 from tdserve.client.tables.conditional_update import check_values
 from tdserve.client.tables.given_rows import GivenRows
 from tdserve.client.tables.row_annotations import RowAnnotations
+from tdserve.client.tables.rows_by_number import get_keys
 from tdserve.client.tables.table_counts import TableCounts
 from tdserve.client.tables.writer import ReplayWriter
-from tdserve.rules.lost_servers import PROBE_INTERVAL_S, REACH_S
-from tdserve.rules.placement import PlacementRecord, choose_writer_shard, list_shards_to_try
+from tdserve.rules.placement import PlacementRecord
 from tdserve.rules.replay.settings import Settings
+from tdserve.structure.building.array_views import to_arrays
 from tdserve.structure.captures.array_dicts import read_rows
 from tdserve.structure.captures.captured import Captured
-from tdserve.structure.trees.tree import Spec
+from tdserve.structure.trees.tree import Path, Spec
 
 _Result = TypeVar("_Result")
 
 
 @leave_modes_in_calls
-class ShardedTable(ShardedRows):
+class ShardedTable(ShardedStore):
     """A table that several servers share. The number of a row names its shard: shard ``number // part_capacity``.
 
     A call that changes rows of several shards changes those of each together, and not those of all.
 
     Attributes:
         capacity: Rows of all parts.
+        part_capacity: Rows of each.
         spec: Structure of one row.
         settings: Sampler, remover and limiter of the whole table.
     """
 
     def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
-        super().__init__(cluster, name, placement, deadline=deadline)
+        super().__init__(cluster, name, placement, TableDivision(placement.part_capacity), deadline=deadline)
+        self._rows = ShardedRows(self, is_array=cluster.numpy)
+        self._writes = ShardWrites(cluster, self)
+        self.capacity, self.part_capacity = self._rows.capacity, self._rows.part_capacity
         now = Settings.from_json(self.parts.first.settings)
         self.settings = replace(Settings.from_json(placement.settings), sampler=now.sampler)
-        self._identity = (os.getpid(), make_client_id())
         self._key_shards = KeyShards(placement.shard_by, self.spec, self.num_shards)
 
     @property
@@ -85,6 +84,36 @@ class ShardedTable(ShardedRows):
         return max(known, key=lambda spec: len(spec.leaf_paths), default=self.parts.first.spec)
 
     # ------------------------------------------------------------ figures
+
+    @property
+    def address(self) -> str:
+        """Address of the cluster."""
+        return self._cluster.address
+
+    @property
+    def wait_s(self) -> float:
+        """Default of every call that can wait, seconds."""
+        return self._cluster.timeout_s
+
+    def _get_timeout_s(self, timeout_s: float | None) -> float:
+        return self._cluster.timeout_s if timeout_s is None else timeout_s
+
+    def _show(self, numbers: torch.Tensor) -> Any:
+        return to_arrays(numbers) if self._cluster.numpy else numbers
+
+    def __len__(self) -> int:
+        """Returns the number of live rows of all shards that answer."""
+        return sum(self._rows.ask_lengths(self.make_deadline(None)).values())
+
+    def measure_length(self) -> int:
+        """Returns the number of rows that are live or being overwritten, of all shards that answer. See
+        ``TableHandle.measure_length``."""
+        counts = self._rows.ask_counts(self.make_deadline(None))
+        return sum(each.rows + each.overwritten for each in counts.values())
+
+    def check_key(self, path: Path, deadline: Deadline) -> None:
+        """Raises KeyNotFoundError if rows have no leaf or nested part of this path."""
+        self.ask_any_part(methodcaller("check_key", path, deadline), deadline)
 
     def counts(self) -> TableCounts:
         """Returns live rows and inserts as of the last answers to this handle, without a request."""
@@ -129,11 +158,13 @@ class ShardedTable(ShardedRows):
         if not self.placement.shard_by:
             shard = self.choose_shard(writer)
             given = {name: getattr(annotations, name) for name in ("priority", "ends", "policy_version")}
-            return self._write(shard, deadline, lambda part: part.extend(batch, flatten=flatten, **given, **options))
+            return self._writes.write(
+                shard, deadline, lambda part: part.extend(batch, flatten=flatten, **given, **options)
+            )
         rows = read_rows(batch, self.spec, store=self.name) if isinstance(batch, (dict, list)) else batch
         by_key = GivenRows.read(rows, annotations, self.spec, self.settings.sampler, flatten=flatten, store=self.name)
         if not by_key.num_rows:
-            return self._write(0, deadline, lambda part: part.extend(rows, **options))
+            return self._writes.write(0, deadline, lambda part: part.extend(rows, **options))
         return self._extend_by_key(by_key, options, deadline)
 
     def _extend_by_key(self, batch: GivenRows, options: dict[str, Any], deadline: Deadline) -> Any:
@@ -143,7 +174,7 @@ class ShardedTable(ShardedRows):
         shards = self._key_shards.choose(rows)
         places: list[torch.Tensor] = []
         written, wanted = [], np.unique(shards).tolist()
-        self._check_not_lost(wanted)
+        self._writes.check_not_lost(wanted)
         for shard in wanted:
             where = torch.from_numpy(np.flatnonzero(shards == shard))
             given = {
@@ -152,7 +183,7 @@ class ShardedTable(ShardedRows):
             }
             extend: Any = partial(_extend_part, rows=choose_rows(rows, where), options={**options, **given})
             try:
-                written.append(self._write(shard, deadline, extend))
+                written.append(self._writes.write(shard, deadline, extend))
             except TDServeError as error:
                 num_done, shards_done = sum(len(where) for where in places), wanted[: len(places)]
                 done = f"{num_done} of {num_rows} rows, those of shards {shards_done}, are written" if places else ""
@@ -167,14 +198,6 @@ class ShardedTable(ShardedRows):
 
         return AwaitableFuture.gather(written, join) if options["return_early"] else join(written)
 
-    def _check_not_lost(self, shards: Sequence[int]) -> None:
-        """Raises ConnectError, before anything is written, if a shard is known not to answer and writes do not wait."""
-        members = self._cluster.members
-        for shard in shards:
-            server = self.placement.servers[shard]
-            if self.placement.on_shard_loss == "raise" and members.is_lost(server):
-                raise members.explain_not_asked(server, f"which has shard {shard} of {self.name!r}")
-
     def extend_captured(
         self, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None = None
     ) -> Any:
@@ -186,7 +209,7 @@ class ShardedTable(ShardedRows):
     ) -> Any:
         """Writes captured rows to a shard, or as the table says while its server does not answer."""
         deadline = self.make_deadline(timeout_s)
-        return self._write(shard, deadline, lambda part: part.extend_captured(captured, annotations))
+        return self._writes.write(shard, deadline, lambda part: part.extend_captured(captured, annotations))
 
     def writer(self, batch: int = 64, **options: Any) -> ReplayWriter | ShardedWriter:
         """Returns a writer of single rows, which all go to one shard, or each to that of its key; arguments as in
@@ -203,83 +226,7 @@ class ShardedTable(ShardedRows):
 
     def choose_shard(self, writer: int, *, salt: bytes = b"") -> int:
         """Returns the shard of a writer: the same one as long as this handle exists."""
-        pid, identity = self._identity
-        if pid != os.getpid():  # a forked child is another writer
-            self._identity = os.getpid(), make_client_id()
-            identity = self._identity[1]
-        rank = None if salt else find_rank()
-        return choose_writer_shard(self.num_shards, writer=writer, identity=salt or identity, rank=rank)
-
-    def _write(self, shard: int, deadline: Deadline, write: Callable[[Any], Any]) -> Any:
-        """Writes to a part, or as the table says while its server does not answer; returns numbers of the whole table.
-
-        Only an attempt of which nothing was sent is followed by another; one that continues in the background is
-        followed by none.
-        """
-        while True:
-            try:
-                with within(deadline):
-                    return self._write_once(shard, deadline, write)
-            except ConnectError:
-                pause_s = PROBE_INTERVAL_S
-                if self.placement.on_shard_loss != "redirect" or (deadline.remaining_s or 0.0) < pause_s:
-                    raise
-            time.sleep(pause_s)
-
-    def _write_once(self, shard: int, deadline: Deadline, write: Callable[[Any], Any]) -> Any:
-        members, on_loss = self._cluster.members, self.placement.on_shard_loss
-        failure: TransportError | ShardLostError | None = None
-        with within(deadline):
-            self.parts.find_moved_parts()
-        # The rows of a key stay together, whoever writes them.
-        salt = b"" if self.placement.shard_by else self._identity[1]
-        tried = list_shards_to_try(shard, self.num_shards, on_loss, salt=salt)
-        for number in tried:
-            server = self.placement.servers[number]
-            if on_loss != "wait" and members.is_lost(server) and not self._is_last(number):
-                failure = failure or members.explain_not_asked(server, f"which has shard {number} of {self.name!r}")
-                continue
-            try:
-                with reach_within(math.inf if on_loss == "wait" else REACH_S, is_for_unsent=True):
-                    numbers = self._shift(self.ask_part(number, write, deadline), number)
-                if not isinstance(numbers, AwaitableFuture) and self.placement.servers[number] == server:
-                    members.note_answer(server)
-                if failure is not None:
-                    self.note_left_out()
-                return numbers
-            except ShardLostError as error:
-                if on_loss != "redirect":
-                    raise
-                failure = failure or error
-            except DeadlineExceededError:
-                members.note_silent(server)  # the next write goes elsewhere
-                raise
-            except ConnectError as error:
-                if deadline.expired:  # it was tried for all this time, since something may have been sent
-                    raise
-                self.parts.note_unreached(number, error)
-                failure = error
-        raise failure or ConnectError(
-            address=self.address, reason=f"no shard of {self.name!r} answers (tried {tried}); see tdserve ls"
-        )
-
-    def _is_last(self, shard: int) -> bool:
-        return self.placement.on_shard_loss == "redirect" and not [
-            each for each in self.parts.list_live() if each != shard
-        ]
-
-    def _shift(self, numbers: Any, shard: int) -> Any:
-        """Returns the numbers of rows of a part in the whole table; those that were not stored stay -1."""
-        offset = shard * self.part_capacity
-        if isinstance(numbers, AwaitableFuture):
-            numbers.add_done_callback(partial(self._note_outcome, shard))
-            return numbers.convert(lambda found: self._shift(found, shard))
-        found = torch.as_tensor(numbers)
-        return self._show(torch.where(found < 0, found, found + offset) if offset else found)
-
-    def _note_outcome(self, shard: int, written: AwaitableFuture[Any]) -> None:
-        if not written.cancelled() and isinstance(written.exception(), StoreNotFoundError):
-            self.parts.forget_part(shard)
+        return self._writes.choose_shard(writer, salt=salt)
 
     # ------------------------------------------------------------ changes
 
@@ -398,6 +345,85 @@ class ShardedTable(ShardedRows):
             return f"shards {shards} of {self.name!r} have done it; the same call, made again, completes it"
 
         return self.ask_each(range(self.num_shards), call, deadline=deadline, explain_done=explain_done)
+
+    # ------------------------------------------------------------ rows by number
+
+    def change_rows(
+        self,
+        index: Any,
+        deadline: Deadline,
+        change: Callable[[Any, Any, torch.Tensor], _Result],
+        *,
+        done: str = "",
+    ) -> list[_Result]:
+        """Changes rows at all their shards at the same time.
+
+        Args:
+            index: A sampled batch, or row numbers.
+            deadline: Of the call; parts end by it without a timeout of their own.
+            change: Gets a part, the rows there (a batch with index and generation if there are generations), and their
+                positions among all.
+            done: What then has happened to the rows, such as "deleted", for errors; "" if nothing was changed.
+
+        Raises:
+            InvalidRequestError: A batch has neither one generation for each row nor one for all. Nothing was changed.
+            TransportError: A shard does not answer. The rows of the others were changed.
+        """
+        return self._rows.change(index, deadline, change, done=done)
+
+    def explain_done(self, done: str, num_rows: Mapping[int, int], shards: Collection[int]) -> str:
+        """Returns what has happened to the rows of some shards while others did not answer, and what to do.
+
+        Args:
+            done: What has happened to the rows.
+            num_rows: Rows of the call by shard.
+            shards: Where it has happened.
+        """
+        return self._rows.explain_done(done, num_rows, shards)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Reads live rows by number, also by negative ones; see ``TableHandle.__getitem__``. A slice or mask stands for
+        the live rows one after the other, those of the first shard first."""
+        found = self._rows.read(index, self.make_deadline(None))
+        return to_arrays(found) if self._cluster.numpy else found
+
+    def get_at(
+        self,
+        key: str | Path | list[Any],
+        index: Any,
+        default: Any = NO_DEFAULT,
+        *,
+        pad: Pad = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Reads some keys of live rows; see ``TableHandle.get_at``."""
+
+        def read(paths: Sequence[Path]) -> Any:
+            found = self._rows.read(index, deadline, paths, pad=pad)
+            return to_arrays(found) if self._cluster.numpy else found
+
+        deadline = self.make_deadline(timeout_s)
+        return get_keys(read, key, default, store=self.name)
+
+    def get_with_generations(self, index: Any) -> tuple[Any, Any]:
+        """Reads live rows and their generations; see ``TableHandle.get_with_generations``."""
+        numbers, deadline = to_row_numbers(index), self.make_deadline(None)
+        generations = self._rows.find_generations(numbers, deadline)
+        rows = self._rows.read(numbers if np.ndim(index) else int(numbers[0]), deadline)
+        found = generations if np.ndim(index) else generations[0]
+        return (to_arrays(rows), to_arrays(found)) if self._cluster.numpy else (rows, found)
+
+    def find_generations(self, index: Any) -> Any:
+        """Returns the generations of rows, -1 for those that are not live; see ``TableHandle.find_generations``."""
+        return self._show(self._rows.find_generations(to_row_numbers(index), self.make_deadline(None)))
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        return self._rows.read(list(indices), self.make_deadline(None))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the live rows of one shard after the other, of those that answer."""
+        for shard in self._rows.ask_lengths(self.make_deadline(None)):
+            yield from self.parts.get_part(shard)
 
 
 class _WriterShard:

@@ -96,7 +96,7 @@ def test_batches_when_closed_by_another_thread_while_rows_come_then_they_are_giv
         batches.close()
         return taken
 
-    monkeypatch.setattr("tdserve.client.cluster.sharded_leasing_table.ShardedTaken", take_and_close)
+    monkeypatch.setattr("tdserve.client.cluster.shard_takes.ShardedTaken", take_and_close)
     batches = queue.batches(sum(SIZES))
     with pytest.raises(ClosedError):
         next(batches)

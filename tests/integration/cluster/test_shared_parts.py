@@ -13,6 +13,9 @@ import tdserve
 from tdserve.base.errors import WrongStateError
 from tdserve.client.cluster.cluster_servers import ClusterRecipe, ClusterServers
 from tdserve.client.cluster.divisions import DatasetDivision, KeyDivision, TableDivision
+from tdserve.client.cluster.shard_writes import ShardWrites
+from tdserve.client.cluster.sharded_rows import ShardedRows
+from tdserve.client.cluster.sharded_store import ShardedStore
 from tdserve.client.cluster.shared_parts import SharedParts
 from tdserve.rules.placement import PlacementRecord, name_part
 
@@ -62,6 +65,24 @@ def test_parts_when_the_division_is_another_then_none_is_opened(
     with pytest.raises(WrongStateError, match="made anew"):
         parts.get_part(0)
     assert parts.list_open() == []
+
+
+def test_rows_when_written_to_one_shard_and_read_by_number_then_no_handle_is_needed(
+    table: tdserve.ShardedReplayHandle, cluster: ClusterServers
+) -> None:
+    deadline = cluster.make_deadline(None)
+    store = ShardedStore(cluster, table.name, table.placement, TableDivision(10), deadline=deadline)
+    writes, rows = ShardWrites(cluster, store), ShardedRows(store, is_array=False)
+    batch = TensorDict({"number": torch.arange(3)}, [3])
+    for shard in (2, 1):
+        numbers = writes.write(shard, deadline, lambda part: part.extend(batch))
+        assert numbers.tolist() == [10 * shard, 10 * shard + 1, 10 * shard + 2]
+    assert rows.read([22, 10, -3], deadline)["number"].tolist() == [2, 0, 0]
+    assert rows.read(slice(1, 5), deadline)["number"].tolist() == [1, 2, 0, 1]
+    assert rows.ask_lengths(deadline) == {0: 0, 1: 3, 2: 3}
+    assert {shard: where.tolist() for shard, where in rows.split([22, 10, 20]).items()} == {1: [1], 2: [0, 2]}
+    assert rows.change([11, 21], deadline, lambda part, some, _: int(part.delete(some))) == [1, 1]
+    assert rows.find_generations([11, 12], deadline).tolist() == [-1, rows.find_generations([12], deadline).item()]
 
 
 def test_divisions_when_asked_for_first_rows_then_only_keys_have_none() -> None:
