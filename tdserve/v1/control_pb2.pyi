@@ -662,32 +662,36 @@ class GetRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., timeout_s: _Optional[float] = ..., asks_versions: bool = ...) -> None: ...
 
 class RemoveRequest(_message.Message):
-    __slots__ = ("store", "keys", "if_versions", "skips_missing", "timeout_s")
+    __slots__ = ("store", "keys", "if_versions", "skips_missing", "timeout_s", "fingerprint")
     STORE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     IF_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SKIPS_MISSING_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     store: str
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     if_versions: _containers.RepeatedScalarFieldContainer[int]
     skips_missing: bool
     timeout_s: float
-    def __init__(self, store: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., if_versions: _Optional[_Iterable[int]] = ..., skips_missing: bool = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    fingerprint: bytes
+    def __init__(self, store: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., if_versions: _Optional[_Iterable[int]] = ..., skips_missing: bool = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("store", "prefix", "after", "page_size", "asks_count")
+    __slots__ = ("store", "prefix", "after", "page_size", "asks_count", "fingerprint")
     STORE_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     ASKS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     store: str
     prefix: bytes
     after: bytes
     page_size: int
     asks_count: bool
-    def __init__(self, store: _Optional[str] = ..., prefix: _Optional[bytes] = ..., after: _Optional[bytes] = ..., page_size: _Optional[int] = ..., asks_count: bool = ...) -> None: ...
+    fingerprint: bytes
+    def __init__(self, store: _Optional[str] = ..., prefix: _Optional[bytes] = ..., after: _Optional[bytes] = ..., page_size: _Optional[int] = ..., asks_count: bool = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
     __slots__ = ("store", "spec", "content", "keep", "timeout_s", "metadata", "fanout")

@@ -14,6 +14,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
+from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.structure.captures.capture import capture
 from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2, spec_pb2
@@ -137,11 +138,13 @@ def describe_large_spec() -> list[Message]:
     return [*created, *copies(300, catalog={"describe_store": {"name": "wide"}})]
 
 
+KEYED_FINGERPRINT = KeyedSettings().make_stored_spec(capture(TensorDict({}, [])).spec.fingerprint).fingerprint
+
 FLOODS: dict[str, tuple[int, Callable[[], list[Message]]]] = {
     "sizes that are announced": (1, announce_sizes),
     "reads inside of messages": (2, lambda: copies(2_000, read={"store": "rows", "selection": FEW_ROWS})),
     "values": (4, lambda: copies(40, read={"store": "texts"})),
-    "pages of keys": (2, lambda: copies(300, list={"store": "keyed"})),
+    "pages of keys": (2, lambda: copies(300, list={"store": "keyed", "fingerprint": KEYED_FINGERPRINT})),
     "many small fields": (2, lambda: copies(10, read={"store": "rows", "keys": [{} for _ in range(200_000)]})),
     "large samples": (2, lambda: copies(40, sample={"store": "ring", "num_rows": 1 << 20, "num_batches": 16})),
     "pages of names": (2, lambda: copies(5_000, catalog={"list_stores": {}})),

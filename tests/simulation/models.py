@@ -220,7 +220,9 @@ class KeyedModel(StoreModel):
         if choice < 0.1:
             removal = self.calls.begin("remove")
             self.removals.append(removal)
-            asked = control_pb2.RemoveRequest(store=self.name, keys=self.keys, skips_missing=True)
+            asked = control_pb2.RemoveRequest(
+                store=self.name, fingerprint=content.KEYED_FINGERPRINT, keys=self.keys, skips_missing=True
+            )
             await self.calls.settle(removal, client.call(TIMEOUT_S, by_mail=by_mail, remove=asked))
             return
         found = await self._get(client)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, TDServeError, UnansweredPopError
+from tdserve.base.errors import InvalidRequestError, TDServeError, UnansweredPopError
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.divisions import KeyDivision
@@ -205,14 +205,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         expected = None if if_version is None else list_versions(if_version, len(names))
 
         def delete(part: Any, some: list[str], where: list[int]) -> int:
-            try:
-                num_deleted = int(part.delete(some, _choose_versions(expected, where), missing_ok=missing_ok))
-            except KeyNotFoundError:
-                part.versions(some)
-                raise
-            if num_deleted < len({*some}):  # a removal names no structure, and other shards may have these keys now
-                part.versions(some)
-            return num_deleted
+            return int(part.delete(some, _choose_versions(expected, where), missing_ok=missing_ok))
 
         return sum(self._ask_owners(names, delete, deadline, done="deleted").values()) if names else 0
 

@@ -104,7 +104,7 @@ class KeyedHandle(EntryMapping, ByAddress):
 
         Returns:
             The version of the entry, or a list of one per key, or a future of that. Versions of a store grow, and none
-            is used twice as long as the store exists.
+            is used twice, nor by a store that is deleted and created again.
 
         Raises:
             VersionConflictError: An entry has another version. Nothing was put.
@@ -211,6 +211,7 @@ class KeyedHandle(EntryMapping, ByAddress):
         def attempt(session: Session, request: int, deadline: Deadline) -> int:
             asked = control_pb2.RemoveRequest(
                 store=self.name,
+                fingerprint=self._stored.fingerprint,
                 keys=keys,
                 if_versions=if_versions,
                 skips_missing=missing_ok,
@@ -426,7 +427,7 @@ class KeyedHandle(EntryMapping, ByAddress):
         return self._client.call(attempt, deadline)
 
     def _list(self, asked: control_pb2.ListRequest, deadline: Deadline) -> control_pb2.Done:
-        asked.store = self.name
+        asked.store, asked.fingerprint = self.name, self._stored.fingerprint
 
         def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
             pending = session.send(request, list=asked)

@@ -61,13 +61,15 @@ class KeyedEntries:
         """Removes entries, all or none.
 
         Raises:
-            VersionConflictError, KeyNotFoundError, InvalidRequestError: Nothing was changed.
+            VersionConflictError, KeyNotFoundError, SpecMismatchError, InvalidRequestError: Nothing was changed.
         """
+        store = self._stores.get(asked.store)
+        _check_structure(store, asked.fingerprint)
         check_num_keys(asked.keys)
         order = worker_pb2.ChangeEntries(
             keys=asked.keys, if_versions=asked.if_versions, removes=True, skips_missing=asked.skips_missing
         )
-        return await self._change(session, request, self._stores.get(asked.store), order)
+        return await self._change(session, request, store, order)
 
     async def get(self, session: ClientSession, request: int, asked: control_pb2.GetRequest) -> control_pb2.Done | None:
         """Sends entries, once there are all.
@@ -94,7 +96,7 @@ class KeyedEntries:
     async def list(self, session: ClientSession, request: int, asked: control_pb2.ListRequest) -> control_pb2.Done:
         """Lists a page of keys, or counts them."""
         store = self._stores.get(asked.store)
-        store.get_keyed()
+        _check_structure(store, asked.fingerprint)
         order = worker_pb2.Order()
         order.list_entries.store.CopyFrom(store.make_ref(session.worker.known_specs))
         order.list_entries.request.CopyFrom(asked)
@@ -163,6 +165,6 @@ def _check_structure(store: OpenedStore, fingerprint: bytes) -> KeyedState:
     """
     state = store.get_keyed()
     if fingerprint != store.spec.fingerprint:
-        reason = "those of another store that had this name"
+        reason = f"those of another store that had this name; open it again: client[{store.name!r}]"
         raise SpecMismatchError(store=store.name, expected="entries of its own structure", actual=reason)
     return state

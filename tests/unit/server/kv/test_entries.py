@@ -81,10 +81,12 @@ def test_put_when_served_then_read_back_and_listed(
     assert serve(requests, run, session, 1, put=putting(store, b"a", b"b")).version == 1
     assert read(serve(requests, run, session, 2, get=getting(store, b"b"))) == ([b"r"], [2])
     assert read(serve(requests, run, session, 3, get=getting(store, b"x", b"a", asks_versions=True))) == ([], [0, 1])
-    asked = control_pb2.ListRequest(store="k", prefix=b"a")
+    asked = control_pb2.ListRequest(store="k", fingerprint=store.spec.fingerprint, prefix=b"a")
     assert list(serve(requests, run, session, 4, list=asked).keys) == [b"a"]
-    assert serve(requests, run, session, 5, list=control_pb2.ListRequest(store="k", asks_count=True)).num_rows == 2
-    assert serve(requests, run, session, 6, remove=control_pb2.RemoveRequest(store="k", keys=[b"a"])).num_rows == 1
+    asked = control_pb2.ListRequest(store="k", fingerprint=store.spec.fingerprint, asks_count=True)
+    assert serve(requests, run, session, 5, list=asked).num_rows == 2
+    removing = control_pb2.RemoveRequest(store="k", fingerprint=store.spec.fingerprint, keys=[b"a"])
+    assert serve(requests, run, session, 6, remove=removing).num_rows == 1
     with pytest.raises(KeyNotFoundError):
         serve(requests, run, session, 7, get=getting(store, b"b", b"a"))
 
