@@ -571,8 +571,8 @@ class Client(TensorDictClient):
 
         Each step waits for a version above the last one and skips to the newest, so that a slow reader is late but
         never falls behind. A reader that starts late, or again, begins with the newest version. The iteration ends when
-        the subscription or the client is closed. It continues after a restart of the server. If the store was deleted
-        and created again, it waits for a number above the last one.
+        the subscription or the client is closed. It continues after a restart of the server, and with
+        the weights of a store that was deleted and created again: their numbers are above the last one.
 
         Args:
             newer_than: Begins above this version.

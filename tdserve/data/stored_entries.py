@@ -10,7 +10,7 @@ import numpy as np
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.base.ids import REQUEST_BYTES
 from tdserve.data.mapped_stores import MappedStore
-from tdserve.rules.kv.entry_changes import ABSENT, Entries, put_entries, remove_entries
+from tdserve.rules.kv.entry_changes import ABSENT, Entries, compute_begin, put_entries, remove_entries
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.exchange.spools import read_spooled
 from tdserve.store.values.entry_tables import EntryTables, FoundEntries
@@ -77,7 +77,8 @@ def change_entries(store: MappedStore, order: worker_pb2.ChangeEntries) -> bytes
     now_ms = int(order.now_s * 1000)
 
     def put(entries: Entries) -> bytes:
-        version = put_entries(entries, settings, keys, records, if_versions, now_ms=now_ms, store=name)
+        begin = compute_begin(store.uid)
+        version = put_entries(entries, settings, keys, records, if_versions, begin=begin, now_ms=now_ms, store=name)
         return control_pb2.Done(version=version).SerializeToString()
 
     def remove(entries: Entries) -> bytes:

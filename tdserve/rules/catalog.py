@@ -69,6 +69,8 @@ class StoreRecord:
         durability: What an acknowledged write survives, one of ``DURABILITIES``; "" is the default.
         checksum: Whether readers compare its rows with the checksums of the last sync.
         is_restored: Whether it came from a checkpoint, and was not asked for by its settings since.
+        former_version: The last version of earlier stores of this name; those of this one follow it, so that a reader
+            that knows one of theirs takes none of these for it.
     """
 
     name: str
@@ -93,6 +95,7 @@ class StoreRecord:
     added_leaves: tuple[tuple[str, ...], ...] = ()
     is_restored: bool = False
     checksum: bool = False
+    former_version: int = 0
 
     @property
     def shown_kind(self) -> str:
@@ -103,11 +106,12 @@ class StoreRecord:
             settings = None
         return QUEUE if isinstance(settings, dict) and settings.get("is_queue") else self.kind
 
-    def begin_incarnation(self, nbytes: int, *, loading: bool = False) -> StoreRecord:
+    def begin_incarnation(self, nbytes: int, *, former_version: int, loading: bool = False) -> StoreRecord:
         """Returns the record of a new store of this name; what was not asked for gets its default."""
         return dataclasses.replace(
             self,
             uid=make_uid(),
+            former_version=former_version,
             created_s=time.time(),
             nbytes=nbytes,
             loading=loading,
@@ -450,7 +454,7 @@ def _is_count(value: Any) -> bool:
 
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("num_rows", "capacity", "nbytes", "max_object_bytes", "structure"), _is_count),
+    **dict.fromkeys(("num_rows", "capacity", "nbytes", "max_object_bytes", "structure", "former_version"), _is_count),
     **dict.fromkeys(("loading", "packed", "share_non_tensor", "read_only", "is_restored", "checksum"), _is_flag),
     "kind": KIND_NUMBERS.__contains__,
     "durability": frozenset(("", *DURABILITIES)).__contains__,

@@ -162,6 +162,11 @@ class Versions:
         return tuple(sorted({*self._kept, *self._held, *self._pool, *recycled}))
 
     @property
+    def last_number(self) -> int:
+        """The highest number that was given, or skipped."""
+        return self._last
+
+    @property
     def next_number(self) -> int:
         """The number of the version that is committed next."""
         return self._last + 1
@@ -180,6 +185,10 @@ class Versions:
     def count_readers(self, version: int) -> int:
         """Returns the number of readers that acquired the version and did not release it."""
         return self._num_readers.get(version, 0)
+
+    def skip(self, last: int) -> None:
+        """Skips the numbers up to this one: an earlier store had them."""
+        self._last = max(self._last, last)
 
     def begin(self, *, fingerprint: bytes, order: str = "") -> UnfinishedVersion:
         """Begins a version."""

@@ -4,7 +4,8 @@ The entries are in a transaction of the caller, which is dropped if a rule raise
 since the epoch.
 
 Each entry that is put gets the next number of the store's counter as its version. No number is used twice, so a version
-never means two contents, not even of an entry that was removed and put again.
+never means two contents, not even of an entry that was removed and put again. The counter begins at a number of the
+store's incarnation, so that a condition on a version of a store that was deleted and created again does not hold.
 """
 
 from __future__ import annotations
@@ -40,6 +41,18 @@ MAX_RENEWED_AT_ONCE = 10_000
 
 ABSENT = 0
 """The version of an entry that is not there."""
+
+
+LARGEST_BEGIN = (1 << 52) - 1
+
+
+def compute_begin(uid: str) -> int:
+    """Returns the number that the versions of a store's entries follow, at most ``LARGEST_BEGIN``.
+
+    Args:
+        uid: Incarnation of the store.
+    """
+    return int(uid[:13], 16)
 
 
 class Header(NamedTuple):
@@ -112,6 +125,7 @@ def put_entries(
     records: Sequence[Buffer],
     if_versions: Sequence[int],
     *,
+    begin: int = 0,
     now_ms: int,
     store: str,
 ) -> int:
@@ -119,6 +133,7 @@ def put_entries(
 
     Args:
         if_versions: The versions that the entries must have, in the order of the keys; empty: any.
+        begin: Number that the versions of the store follow, the result of ``compute_begin``.
         store: Name, for errors.
 
     Raises:
@@ -142,6 +157,7 @@ def put_entries(
         if settings.max_bytes:
             sizes = {key: OVERHEAD_BYTES + len(key) + len(record) for key, record in zip(keys, records, strict=True)}
             _make_room(entries, settings, sum(sizes.values()), now_ms=now_ms, store=store)
+    counters.last_version = max(counters.last_version, begin)
     first = Header(counters.last_version + 1, expires_ms, counters.last_age + 1 if is_lru else 0, 0)
     counters.last_version += len(keys)
     counters.last_age += len(keys) if is_lru else 0

@@ -15,7 +15,9 @@ import numpy as np
 from tdserve.base.errors import CorruptDataError, RemoteProtocolError
 from tdserve.messages.content import write_layout
 from tdserve.rules.catalog import Catalog, StoreRecord
+from tdserve.server.catalog.former_versions import FormerVersions
 from tdserve.server.kinds.all_kinds import KINDS
+from tdserve.server.kinds.placement_kind import find_last_elsewhere
 from tdserve.server.kinds.row_files import make_files
 from tdserve.server.open_store.specs import Specs
 from tdserve.store.database.catalog_db import CatalogDB, Transaction
@@ -27,7 +29,7 @@ from tdserve.v1 import control_pb2
 from tdserve.values.value_columns import decode_block
 
 PACKED_VERSION = 1
-"""Content version of a packed store that has content."""
+"""Content version of a packed store that has content, above the former one."""
 
 MAX_PACKED_TOTAL_BYTES = 1 << 28
 """Space in the catalog, which has a GiB, from which on new stores get their files at once."""
@@ -43,12 +45,14 @@ class PackedStores:
         root: The acquired root.
         db: Its catalog.
         specs: Structures of the stores.
+        former: The last versions of deleted stores.
     """
 
-    def __init__(self, root: Root, db: CatalogDB, specs: Specs) -> None:
+    def __init__(self, root: Root, db: CatalogDB, specs: Specs, former: FormerVersions) -> None:
         self._root = root
         self._db = db
         self._specs = specs
+        self._former = former
         self._unpacked: set[str] = set()  # uids of stores whose files may not have reached the disk yet
 
     def restore(self, catalog: Catalog) -> None:
@@ -72,10 +76,11 @@ class PackedStores:
 
     def get_version(self, record: StoreRecord) -> int:
         """Returns the content version of a packed store."""
-        return PACKED_VERSION if has_content(self._db, record) else 0
+        return record.former_version + PACKED_VERSION if has_content(self._db, record) else 0
 
     def delete(self, record: StoreRecord, txn: Transaction) -> None:
-        """Deletes what is recorded of a store."""
+        """Deletes what is recorded of a store; its last version stays on record."""
+        self._former.note(record.name, max(self.get_version(record), find_last_elsewhere(record)), txn)
         txn.delete("stores", record.name.encode())
         txn.delete("packed", record.uid.encode())
         txn.show(lambda: self._remove_files(record))

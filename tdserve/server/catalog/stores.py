@@ -25,6 +25,7 @@ from tdserve.base.ids import check_store_name
 from tdserve.base.machine import return_freed_memory
 from tdserve.rules.catalog import Catalog, StoreRecord
 from tdserve.rules.weights import Versions
+from tdserve.server.catalog.former_versions import FormerVersions
 from tdserve.server.catalog.later_records import check_folder
 from tdserve.server.catalog.loading_stores import LoadingStores
 from tdserve.server.catalog.opened_stores import OpenedStores
@@ -80,6 +81,7 @@ class Stores:
         packed: Those that were never used.
         opened: Those that are open.
         loading: Those that sessions fill for the first time.
+        former: The last versions of those that were deleted.
         seals: Which of them serve no request, because they move to another server.
         followers: By name of a weights store: names of the tables that follow its versions and have been used.
     """
@@ -91,7 +93,8 @@ class Stores:
         self.db = db
         self.catalog = Catalog()
         self.specs = Specs(db, self._iter_specs_in_use)
-        self.packed = PackedStores(root, db, self.specs)
+        self.former = FormerVersions(db)
+        self.packed = PackedStores(root, db, self.specs, self.former)
         self._removed = RemovedStores(root, db, self.catalog)
         self.seals = SealedStores(self.catalog)
         self._changed: dict[str, Waiters] = {}  # by name, so that a change wakes only waiters of its store
@@ -253,10 +256,9 @@ class Stores:
             InvalidSpecError, CapacityError: Nothing stays behind.
         """
         await self.seals.wait_for_creation()
-        name = check_store_name(record.name)
-        kind = KINDS[record.kind]
+        name, kind = check_store_name(record.name), KINDS[record.kind]
         stored = kind.make_stored_spec(record, spec)
-        hidden = record.begin_incarnation(stored.nbytes, loading=True)
+        hidden = record.begin_incarnation(stored.nbytes, former_version=self.former.find(name), loading=True)
         self.catalog.add(hidden)  # reserves the name
         if record.loading:
             self.loading.add(name, owner_session)
@@ -299,7 +301,8 @@ class Stores:
         self.catalog.check_free(record.name)
         stored = KINDS[record.kind].make_stored_spec(record, spec)
         order, extra = self.specs.learn(spec), tuple(list_dotted(find_extra_paths(stored)))
-        return replace(record.begin_incarnation(stored.nbytes), packed=True, order=order, extra=extra)
+        begun = record.begin_incarnation(stored.nbytes, former_version=self.former.find(record.name))
+        return replace(begun, packed=True, order=order, extra=extra)
 
     def pack(self, record: StoreRecord, content: bytes | None, txn: Transaction) -> None:
         """Creates a store without files as part of a transaction; ``content`` as for ``PackedStores.put``."""
@@ -346,6 +349,7 @@ class Stores:
         if store.table is not None:
             store.table.state.take_back_claims()
         with self.db.begin_transaction(uses_reserve=True) if begin is None else begin() as txn:
+            self.former.note(store.name, KINDS[store.record.kind].find_last_version(store, self.db), txn)
             self._decide_removal(store.record, txn)
         reach("deletion.recorded")
         end_following(self, store)
@@ -443,7 +447,7 @@ class Stores:
         store = self.opened.get(record.name)
         if store is not None and store.versions is not None:
             return store.versions
-        return load_versions(self.db, record.uid)
+        return load_versions(self.db, record)
 
     def _show(self, store: OpenedStore) -> None:
         self.catalog.replace(store.record)

@@ -116,7 +116,13 @@ def restore_generations(folder: Path, record: StoreRecord, stored: Spec) -> str:
     values = Watermark.open(store, makes=False).generations.copy()
     epochs = [path.suffix[1:] for path in object_folders.list_folders(folder)]
     epoch = max((int(each) for each in epochs if each.isdecimal()), default=0)
-    Generations.replace(folder / GENERATION_FILE, uid=record.uid, values=values, structure=record.structure)
+    Generations.replace(
+        folder / GENERATION_FILE,
+        uid=record.uid,
+        values=values,
+        structure=record.structure,
+        former_version=record.former_version,
+    )
     generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
     generations.move_objects(epoch)
     generations.close()

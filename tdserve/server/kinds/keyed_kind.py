@@ -111,7 +111,13 @@ class KeyedKind(StoreKind):
         ValueCopy(folder).restore()
         skip_versions(object_folders.get_folder(folder, 0), max_bytes=record.max_object_bytes)
         generations = np.zeros(record.num_rows + 1, np.int64)
-        Generations.replace(folder / GENERATION_FILE, uid=record.uid, values=generations, structure=record.structure)
+        Generations.replace(
+            folder / GENERATION_FILE,
+            uid=record.uid,
+            values=generations,
+            structure=record.structure,
+            former_version=record.former_version,
+        )
         return ""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path as FilePath
 from tdserve.base.errors import InvalidSpecError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.placement import PlacementRecord
+from tdserve.rules.weights import STEP_AFTER_LOSS
 from tdserve.server.kinds.store_kind import KindStores, StoreKind
 from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.open_store.specs import Specs
@@ -37,6 +38,13 @@ def find_forward(record: StoreRecord) -> PlacementRecord | None:
     return placement if placement is not None and placement.is_forward else None
 
 
+def find_last_elsewhere(record: StoreRecord) -> int:
+    """Returns a number above the versions of a store that has moved, if this record is of one: it may have been written
+    there since. 0 if it had none when it left."""
+    is_of_versions = record.former_version and find_forward(record) is not None
+    return record.former_version + STEP_AFTER_LOSS if is_of_versions else 0
+
+
 def is_listed(record: StoreRecord) -> bool:
     """Returns whether a record is of a store that this server has, or knows how several servers share."""
     placement = read_placement(record)
@@ -64,6 +72,9 @@ class PlacementKind(StoreKind):
 
     def find_obstacle(self, record: StoreRecord) -> str:
         return "it has parts on several servers, each of which moves by its own name"
+
+    def find_last_version(self, store: OpenedStore, db: CatalogDB) -> int:
+        return find_last_elsewhere(store.record)
 
     def repair(self, folder: FilePath, record: StoreRecord, db: CatalogDB, specs: Specs) -> str:
         """Repairs nothing: all of it is in the catalog."""

@@ -13,7 +13,7 @@ from tdserve.store.rows.leaf_folders import create
 from tdserve.structure.trees.tree import Path, Spec
 
 FILLED = 2
-"""Generation of each row of a tensordict store, and twice its content version, after its first content."""
+"""Generation of each row of a tensordict store, and its own number, after its first content."""
 
 
 def make_files(
@@ -37,8 +37,10 @@ def make_files(
     if record.checksum:
         mark_compared(folder)
     num_rows = spec.num_rows
-    # One more than rows: the last is the store's own number, twice its content version.
-    generations = Generations.create(folder / GENERATION_FILE, uid=record.uid, num_rows=num_rows + 1)
+    # One more than rows: the last is the store's own number, twice its content version above the former one.
+    generations = Generations.create(
+        folder / GENERATION_FILE, uid=record.uid, num_rows=num_rows + 1, former_version=record.former_version
+    )
     if contents is not None:
         generations.values.fill(FILLED)
     generations.close()

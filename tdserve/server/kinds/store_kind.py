@@ -147,6 +147,11 @@ class StoreKind(ABC):
         """
         return state
 
+    def find_last_version(self, store: OpenedStore, db: CatalogDB) -> int:
+        """Returns the last version that any client may know of a store, which is being deleted or leaves; 0 for a kind
+        without versions whose order counts."""
+        return 0
+
     # ------------------------------------------------------------ description
 
     def describe(self, store: OpenedStore, stores: KindStores, description: control_pb2.StoreDescription) -> None:

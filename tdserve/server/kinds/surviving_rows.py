@@ -68,7 +68,13 @@ class SurvivingRows:
         moved[:-1][~self.was_written] = 0
         moved[lost] |= 1
         moved[-1] |= marks_store
-        Generations.replace(folder / GENERATION_FILE, uid=record.uid, values=moved, structure=record.structure)
+        Generations.replace(
+            folder / GENERATION_FILE,
+            uid=record.uid,
+            values=moved,
+            structure=record.structure,
+            former_version=record.former_version,
+        )
 
         def rename(rows: Rows, row_ids: Rows) -> Rows:
             is_same = (self.generations[rows] & ROW_ID_MASK == row_ids) | (self.seen[rows] & ROW_ID_MASK == row_ids)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
+from tdserve.base.errors import TDServeError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.weights import STEP_AFTER_LOSS, Versions
 from tdserve.server.kinds.store_kind import KindStores, StoreKind, load_state
@@ -39,7 +40,7 @@ class WeightsKind(StoreKind):
         return []
 
     def open(self, record: StoreRecord, stores: KindStores, *, checks: bool = False) -> OpenedStore:
-        folder, versions = stores.root.store_folder(record.name), load_versions(stores.db, record.uid)
+        folder, versions = stores.root.store_folder(record.name), load_versions(stores.db, record)
         named = versions.newest or record
         store = OpenedStore(record, stores.specs.get(named.fingerprint, named.order), folder, versions=versions)
         store.hold_synced(map(int, find_marks(folder / "versions", record.uid)))
@@ -53,6 +54,13 @@ class WeightsKind(StoreKind):
 
     def get_state(self, store: OpenedStore) -> dict[str, Any]:
         return store.get_versions().get_state()
+
+    def find_last_version(self, store: OpenedStore, db: CatalogDB) -> int:
+        try:
+            versions = store.versions or load_versions(db, store.record)
+        except TDServeError:  # nobody knows them
+            return store.record.former_version + STEP_AFTER_LOSS
+        return versions.last_number
 
     def rename_orders(self, state: dict[str, Any], names: Mapping[tuple[bytes, str], str]) -> dict[str, Any]:
         versions = Versions.restore(state)
@@ -103,7 +111,9 @@ class WeightsKind(StoreKind):
         return f"{num_lost} versions" if num_lost else ""
 
 
-def load_versions(db: CatalogDB, uid: str) -> Versions:
-    """Returns the versions of a weights store as they were saved; none if it has none yet."""
-    state = load_state(db, uid)
-    return Versions.restore(state) if state else Versions()
+def load_versions(db: CatalogDB, record: StoreRecord) -> Versions:
+    """Returns the versions of a weights store as they were saved; none if it has none yet. Raises CorruptDataError."""
+    state = load_state(db, record.uid)
+    versions = Versions.restore(state) if state else Versions()
+    versions.skip(record.former_version)
+    return versions

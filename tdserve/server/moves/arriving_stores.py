@@ -262,6 +262,8 @@ class ArrivingStores:
         state = KINDS[record.kind].rename_orders(state, names) if state else state
 
         stores = self._stores
+        former_version = max(record.former_version, stores.former.find(record.name))  # one may have been deleted here
+        record = replace(record, former_version=former_version)
         if before is None:
             stores.catalog.check_free(record.name)
         if moved.is_copy:

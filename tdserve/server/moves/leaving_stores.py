@@ -133,8 +133,11 @@ class LeavingStores:
         """Replaces a store by the record of where it is now."""
         stores = self._stores
         record, spec = make_placement(store.name, forward)
-        packed = replace(record.begin_incarnation(0), packed=True, order=stores.specs.learn(spec))
+        last = KINDS[store.record.kind].find_last_version(store, stores.db)
+        begun = record.begin_incarnation(0, former_version=last)
+        packed = replace(begun, packed=True, order=stores.specs.learn(spec))
         with stores.db.begin_transaction(uses_reserve=True) as txn:
+            stores.former.note(store.name, last, txn)
             stores.forget_rules(store.record, txn)
             stores.packed.put(packed, None, txn)
         reach("move.released")

@@ -77,7 +77,8 @@ class RowWriteHold:
         """The content version of the store once the rows are readable again."""
         if self._store.table is not None:
             return self._store.content_version
-        return self._store.content_version + 1
+        generations = self._store.generations
+        return 1 if generations is None else generations.next_content_version
 
     async def hold(self, wanted: RowDemands = NO_DEMANDS) -> None:
         """Holds rows of a table. In the turn in which it returns, all of them are live and can be written.

@@ -267,7 +267,7 @@ class OpenedStore:
 
     @property
     def content_version(self) -> int:
-        """Number of writes that were applied to a tensordict store; 0 before the first."""
+        """As the property of the generations."""
         return self.generations.content_version if self.generations is not None else 0
 
     def count_bytes(self) -> int:

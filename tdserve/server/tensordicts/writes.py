@@ -120,9 +120,10 @@ class Writes:
         store = await self._creation.find_begun(session.number, wanted, spec)
         if store is None and is_packed:
             check_inline(asked.content, write_layout(spec))
-            content, done = make_content(spec, asked.content), control_pb2.Done(version=PACKED_VERSION)
+            content, packed = make_content(spec, asked.content), self._stores.make_packed(wanted, spec)
+            done = control_pb2.Done(version=packed.former_version + PACKED_VERSION)
             with self._answers.begin_transaction(session.client_id, request, done.SerializeToString()) as txn:
-                self._stores.pack(self._stores.make_packed(wanted, spec), content, txn)
+                self._stores.pack(packed, content, txn)
             if self._stores.packed.is_full:
                 self._stores.find(wanted.name)
             return done

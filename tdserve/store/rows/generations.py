@@ -4,9 +4,9 @@ There are two exceptions: a local client makes rows odd that it has claimed (:mo
 some numbers of the rules belong to readers and writers.
 
 Layout, little-endian: 8 bytes magic, 32 bytes store uid (hexadecimal digits), int64 num_rows, one byte deleted flag, 7
-zeros, int64 objects epoch, int64 number of the structure, zeros up to 128, 496 int64 that belong to the rules of the
-store, then the generations. :mod:`tdserve.rules.replay.allocation.ring` defines what the generations mean, and
-:mod:`tdserve.rules.replay.allocation.shared_numbers` the numbers before them.
+zeros, int64 objects epoch, int64 number of the structure, int64 former version, zeros up to 128, 496 int64 that belong
+to the rules of the store, then the generations. :mod:`tdserve.rules.replay.allocation.ring` defines what the
+generations mean, and :mod:`tdserve.rules.replay.allocation.shared_numbers` the numbers before them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ _UID_OFFSET = 8
 _DELETED_OFFSET = _HEADER.size
 _EPOCH_OFFSET = _HEADER.size + 8
 _STRUCTURE_OFFSET = _EPOCH_OFFSET + 8
+_FORMER_OFFSET = _STRUCTURE_OFFSET + 8
 _NUMBERS_OFFSET = 128
 _ITEM_BYTES = 8
+_FORMER = struct.Struct("<q")
 
 
 def sum_generations(numbers: npt.NDArray[np.int64]) -> int:
@@ -64,16 +66,18 @@ class Generations:
         self._deleted = self._header[_DELETED_OFFSET : _DELETED_OFFSET + 1].data
         self._structure = self._header[_STRUCTURE_OFFSET : _STRUCTURE_OFFSET + 8].view("<i8").data
         self._epoch = self._header[_EPOCH_OFFSET : _EPOCH_OFFSET + 8].view("<i8").data
+        self._former_version = int(self._header[_FORMER_OFFSET : _FORMER_OFFSET + 8].view("<i8")[0])  # never changes
         self.numbers: npt.NDArray[np.int64] = self._header[_NUMBERS_OFFSET:].view("<i8")
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], *, uid: str, num_rows: int) -> Generations:
+    def create(cls, path: str | os.PathLike[str], *, uid: str, num_rows: int, former_version: int = 0) -> Generations:
         """Creates the file with every generation 0, and reserves its space.
 
         Args:
             path: A file that does not exist yet, in a folder that does.
             uid: 32 hexadecimal digits (:func:`tdserve.base.ids.make_uid`).
             num_rows: Rows of the store; 1 for a store without batch dimensions.
+            former_version: Number that the content versions follow.
 
         Raises:
             CapacityError: The disk is full. No file remains.
@@ -88,6 +92,7 @@ class Generations:
             try:
                 os.posix_fallocate(fd, 0, nbytes)
                 os.pwrite(fd, _HEADER.pack(_MAGIC, uid.encode(), num_rows), 0)
+                os.pwrite(fd, _FORMER.pack(former_version), _FORMER_OFFSET)
                 mapping = map_new(fd, nbytes, path=file)
             except BaseException:
                 file.unlink()
@@ -120,7 +125,15 @@ class Generations:
         return cls(file, uid=uid, num_rows=num_rows, mapping=mapping, writable=writable)
 
     @classmethod
-    def replace(cls, path: str | os.PathLike[str], *, uid: str, values: npt.NDArray[np.int64], structure: int) -> None:
+    def replace(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        uid: str,
+        values: npt.NDArray[np.int64],
+        structure: int,
+        former_version: int,
+    ) -> None:
         """Replaces the file, whatever its state, and syncs it to the disk.
 
         Args:
@@ -128,6 +141,7 @@ class Generations:
             uid: Incarnation of the store.
             values: Every generation.
             structure: Number of the store's structure.
+            former_version: As for ``create``.
 
         Raises:
             CapacityError: The disk is full. The old file remains.
@@ -136,7 +150,7 @@ class Generations:
         fresh = file.with_name(file.name + FRESH_SUFFIX)
         with convert_os_errors(file, asked=values.nbytes):
             fresh.unlink(missing_ok=True)
-            made = cls.create(fresh, uid=uid, num_rows=len(values))
+            made = cls.create(fresh, uid=uid, num_rows=len(values), former_version=former_version)
             made.values[:] = values
             made.move_structure(structure)
             made.close()
@@ -153,8 +167,15 @@ class Generations:
 
     @property
     def content_version(self) -> int:
-        """Number of writes that were applied to a tensordict store."""
-        return int(self.values[-1]) // 2
+        """Number of the last write that was applied to a tensordict store; 0 before the first. They follow those of
+        earlier stores of its name."""
+        num_writes = int(self.values[-1]) // 2
+        return self._former_version + num_writes if num_writes else 0
+
+    @property
+    def next_content_version(self) -> int:
+        """Number of the next write of a tensordict store."""
+        return self._former_version + int(self.values[-1]) // 2 + 1
 
     @property
     def is_deleted(self) -> bool:

@@ -23,7 +23,7 @@ import lmdb
 
 from tdserve.base.errors import CorruptDataError
 from tdserve.base.failpoints import reach
-from tdserve.rules.kv.entry_changes import ABSENT, Counters, Header
+from tdserve.rules.kv.entry_changes import ABSENT, LARGEST_BEGIN, Counters, Header
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.database.catalog_room import CatalogRoom
 from tdserve.store.disk.sealed import SEAL_BYTES, is_whole, make_damage, seal, unseal
@@ -225,7 +225,7 @@ def skip_versions(folder: Path, *, max_bytes: int) -> None:
 
         def skip(txn: Any) -> None:
             before = _read_counters(txn, table, entries, objects.path)
-            write_counters(txn, table, replace(before, last_version=before.last_version + STEP_AFTER_LOSS))
+            write_counters(txn, table, replace(before, last_version=_skip_lost(before.last_version)))
 
         objects.commit(skip, asked_bytes=0)
         objects.sync()
@@ -367,11 +367,16 @@ def write_derived(txn: Any, tables: Mapping[str, Any]) -> None:
             ages.append((_NUMBER.pack(age), bytes(key)))
         if expires_ms:
             expiries.append(_NUMBER.pack(expires_ms) + bytes(key))
-    counters.last_version += STEP_AFTER_LOSS
+    counters.last_version = _skip_lost(counters.last_version)
     # In their order, so that pages are full: in any other order they might not have room.
     txn.cursor(db=tables["ages"]).putmulti(sorted(ages))
     txn.cursor(db=tables["expiries"]).putmulti([(place, b"") for place in sorted(expiries)])
     write_counters(txn, tables["counters"], counters)
+
+
+def _skip_lost(last_version: int) -> int:
+    """Returns a version above any that clients may know, of the last known one; 0 if none is, not even the begin."""
+    return max(last_version, LARGEST_BEGIN) + STEP_AFTER_LOSS
 
 
 def write_counters(txn: Any, table: Any, counters: Counters) -> None:

@@ -269,3 +269,19 @@ def test_receiver_when_the_server_is_away_then_the_error_shows_and_it_goes_on_af
         assert receiver.last_error == ""
         receiver.shutdown()
         sender.shutdown()
+
+
+def test_send_when_the_weights_were_deleted_then_it_returns_when_the_worker_has_the_new_ones(
+    make_scheme: MakeScheme, server: tdserve.Server
+) -> None:
+    policy, followed = Policy(1.0), Policy()
+    sender = publish(make_scheme(), policy, num_workers=1)
+    receiver = follow(make_scheme(), followed, 0)
+    for number in (2.0, 3.0):
+        sender.send(policy.fill(number))
+    with server.client() as client:
+        client.delete(sender.name)
+    for number in (4.0, 5.0):
+        sender.send(policy.fill(number))
+        assert followed.find_numbers() == {number}
+        assert receiver.version == sender.version == int(number)

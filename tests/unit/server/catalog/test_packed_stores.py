@@ -27,10 +27,10 @@ from tests.unit.server.world import Loop, World, content_of, new_store
 TD = TensorDict({"a": torch.arange(4), "b": {"c": torch.ones(4, 2), "shape": torch.arange(4.0)}}, [4])
 
 
-def create(world: World, run: Loop, name: str = "x", td: TensorDict = TD) -> None:
+def create(world: World, run: Loop, name: str = "x", td: TensorDict = TD, *, version: int = 1) -> None:
     """Creates a store as a client does that sends its content along."""
     asked = control_pb2.WriteRequest(store=name, new_store=new_store(name, td), content=content_of(td))
-    assert run(world.writes.create(world.session(), 1, asked)).version == 1
+    assert run(world.writes.create(world.session(), 1, asked)).version == version
 
 
 def files(world: World) -> list[Path]:
@@ -142,8 +142,9 @@ def test_delete_when_packed_then_nothing_is_left(world: World, run: Loop) -> Non
     run(world.creation.delete("x"))
     assert files(world) == []
     assert [table for table in ("stores", "packed") if world.db.count_records(table)] == []
-    create(world, run)
+    create(world, run, version=2)
     check_content(world)
+    assert world.stores.get("x").content_version == 2
 
 
 @pytest.mark.parametrize("then", ["use", "delete"])

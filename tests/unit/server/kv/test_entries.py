@@ -22,6 +22,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.base.ids import make_client_id
+from tdserve.rules.kv.entry_changes import compute_begin
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.server.catalog.seals import Seal
 from tdserve.server.dispatch.requests import Requests
@@ -43,6 +44,11 @@ def create(world: World, run: Loop, like: Any = None, **settings: Any) -> Opened
     """Creates a keyed store named ``k``."""
     text, kind = KeyedSettings(**settings).to_json(), control_pb2.STORE_KIND_KEYED
     return run(world.create("k", TensorDict({}, []) if like is None else like, kind=kind, settings=text))
+
+
+def number(store: OpenedStore, count: int) -> int:
+    """Returns the version of the entry that was put as the first, second and so on."""
+    return compute_begin(store.record.uid) + count
 
 
 def putting(store: OpenedStore, *keys: bytes, record: bytes = b"r", **fields: Any) -> control_pb2.PutRequest:
@@ -78,9 +84,12 @@ def test_put_when_served_then_read_back_and_listed(
     world: World, requests: Requests, run: Loop, store: OpenedStore
 ) -> None:
     session = world.session()
-    assert serve(requests, run, session, 1, put=putting(store, b"a", b"b")).version == 1
-    assert read(serve(requests, run, session, 2, get=getting(store, b"b"))) == ([b"r"], [2])
-    assert read(serve(requests, run, session, 3, get=getting(store, b"x", b"a", asks_versions=True))) == ([], [0, 1])
+    assert serve(requests, run, session, 1, put=putting(store, b"a", b"b")).version == number(store, 1)
+    assert read(serve(requests, run, session, 2, get=getting(store, b"b"))) == ([b"r"], [number(store, 2)])
+    assert read(serve(requests, run, session, 3, get=getting(store, b"x", b"a", asks_versions=True))) == (
+        [],
+        [0, number(store, 1)],
+    )
     asked = control_pb2.ListRequest(store="k", fingerprint=store.spec.fingerprint, prefix=b"a")
     assert list(serve(requests, run, session, 4, list=asked).keys) == [b"a"]
     asked = control_pb2.ListRequest(store="k", fingerprint=store.spec.fingerprint, asks_count=True)
@@ -97,11 +106,11 @@ def test_put_when_retried_then_answered_and_not_made_again(
     hello = control_pb2.Hello(client_id=make_client_id(), transport="gloo")
     sessions = [world.session_of(hello, number) for number in range(1, 4)]
     for session in sessions[:2]:
-        assert serve(requests, run, session, 1, put=putting(store, b"a")).version == 1
+        assert serve(requests, run, session, 1, put=putting(store, b"a")).version == number(store, 1)
     world.answers.forget_client(hello.client_id)
     store.get_keyed().recorded.clear()  # as if control had died before it had recorded the answer
-    assert serve(requests, run, sessions[2], 1, put=putting(store, b"a")).version == 1
-    assert serve(requests, run, sessions[2], 2, put=putting(store, b"b")).version == 2
+    assert serve(requests, run, sessions[2], 1, put=putting(store, b"a")).version == number(store, 1)
+    assert serve(requests, run, sessions[2], 2, put=putting(store, b"b")).version == number(store, 2)
 
 
 def test_put_when_its_answer_finds_no_room_in_the_catalog_then_the_worker_keeps_it(
@@ -110,14 +119,14 @@ def test_put_when_its_answer_finds_no_room_in_the_catalog_then_the_worker_keeps_
     hello = control_pb2.Hello(client_id=make_client_id(), transport="gloo")
     failpoints.arm("catalog.written=ENOSPC")
     try:
-        assert serve(requests, run, world.session_of(hello, 1), 1, put=putting(store, b"a")).version == 1
+        assert serve(requests, run, world.session_of(hello, 1), 1, put=putting(store, b"a")).version == number(store, 1)
     finally:
         failpoints.arm("")
     assert world.db.owes
-    assert serve(requests, run, world.session(2), 1, put=putting(store, b"b")).version == 2
+    assert serve(requests, run, world.session(2), 1, put=putting(store, b"b")).version == number(store, 2)
     world.answers.forget_client(hello.client_id)  # as if control had died while it owed the answer
     store.get_keyed().recorded.clear()
-    assert serve(requests, run, world.session_of(hello, 3), 1, put=putting(store, b"a")).version == 1
+    assert serve(requests, run, world.session_of(hello, 3), 1, put=putting(store, b"a")).version == number(store, 1)
 
 
 def test_put_when_only_the_worker_has_its_answer_and_the_store_has_moved_then_a_retry_gets_it(
@@ -133,7 +142,7 @@ def test_put_when_only_the_worker_has_its_answer_and_the_store_has_moved_then_a_
         serve(requests, run, world.session(2), 1, put=putting(store, b"a"))
     world.reopen()
     session = world.session_of(hello, 3)
-    assert serve(world.requests, run, session, 1, put=putting(store, b"a")).version == 1
+    assert serve(world.requests, run, session, 1, put=putting(store, b"a")).version == number(store, 1)
 
 
 def test_put_when_the_server_was_restarted_then_goes_on(
@@ -143,10 +152,12 @@ def test_put_when_the_server_was_restarted_then_goes_on(
     world.reopen()
     again = world.stores.get("k")
     session = world.session()
-    assert read(serve(world.requests, run, session, 1, get=getting(again, b"a"))) == ([b"r"], [1])
+    assert read(serve(world.requests, run, session, 1, get=getting(again, b"a"))) == ([b"r"], [number(store, 1)])
     with pytest.raises(VersionConflictError):
         serve(world.requests, run, session, 2, put=putting(again, b"a", if_versions=[0]))
-    assert serve(world.requests, run, session, 3, put=putting(again, b"a", if_versions=[1])).version == 2
+    assert serve(
+        world.requests, run, session, 3, put=putting(again, b"a", if_versions=[number(store, 1)])
+    ).version == number(store, 2)
 
 
 def test_get_when_it_waits_then_only_a_put_of_its_keys_wakes_it(
@@ -164,7 +175,7 @@ def test_get_when_it_waits_then_only_a_put_of_its_keys_wakes_it(
         await task
 
     run(wait())
-    assert read(outbox(waiting).done()) == ([b"r", b"r"], [2, 3])
+    assert read(outbox(waiting).done()) == ([b"r", b"r"], [number(store, 2), number(store, 3)])
     assert len(store.get_keyed().watches) == 0
 
 

@@ -212,7 +212,7 @@ def test_publish_when_it_fails_after_its_store_then_the_next_store_of_the_name_k
             await failing
 
     run(scenario())
-    assert [path.stem for path in files(world)] == ["2"]
+    assert [path.stem for path in files(world)] == ["3"]
 
 
 async def _sync(world: World) -> None:
