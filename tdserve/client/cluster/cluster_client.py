@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError, WrongStateError
+from tdserve.base.errors import InvalidRequestError, StoreNotCreatedError, WrongStateError
+from tdserve.base.ids import check_store_name
 from tdserve.client.client import Client
 from tdserve.client.cluster.at_home import at_home
 from tdserve.client.cluster.cluster_moves import ClusterMoves
@@ -31,6 +32,8 @@ from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
 from tdserve.client.tables.row_like import make_row_like
+from tdserve.client.weights.pulls import Weights
+from tdserve.client.weights.subscription import Subscription
 from tdserve.rules.kv.keyed_settings import Eviction
 from tdserve.rules.placement import OnShardLoss, PlacementRecord, Shards, choose_servers, find_whole
 from tdserve.structure.trees.tree import Path
@@ -375,8 +378,25 @@ class ClusterClient(ClusterMoves):
     wait_newer = at_home(Client.wait_newer)
     version = at_home(Client.version)
     versions = at_home(Client.versions)
-    subscribe = at_home(Client.subscribe)
     group = at_home(Client.group)
+
+    def subscribe(
+        self, name: str, *, newer_than: int | None = None, timeout_s: float | None = None, **options: Any
+    ) -> Subscription:
+        """Follows some weights; arguments, results and errors as in ``Client.subscribe``. It also goes on with weights
+        that were deleted and published again at another server."""
+        begin = self.get_home(check_store_name(name)).subscribe(name, newer_than=newer_than, **options)
+        begin.close()  # its arguments are right
+
+        def pull(newer_than: int | None, step: Deadline, _: Deadline) -> Weights | None:
+            try:
+                with within(step):
+                    return self.latest(name, newer_than=newer_than, timeout_s=step.timeout_s, **options)
+            except StoreNotCreatedError:  # where it was
+                self.directory.forget(name)
+                raise
+
+        return Subscription(name, pull, partial(self.cluster.make_deadline, timeout_s), newer_than=newer_than)
 
     def publish(self, name: str, td: Any, **options: Any) -> Any:
         """Publishes the next version of some weights; arguments, results and errors as in ``Client.publish``.

@@ -24,8 +24,10 @@ def test_weights_when_they_have_moved_and_were_deleted_then_those_of_the_name_ar
     for _ in range(num_moves):
         user.rebalance(name, choose_other(user, name))
         last = user.publish(name, weights(2))
-    user.delete(name)
-    assert user.publish(name, weights(7)) > last
+    with user.subscribe(name, newer_than=last, timeout_s=20.0) as subscription:
+        user.delete(name)
+        assert user.publish(name, weights(7)) > last
+        assert float(next(subscription).data["w"][0]) == 7.0
 
 
 def test_keyed_store_when_it_is_made_anew_with_other_shards_then_no_former_version_holds(

@@ -54,6 +54,7 @@ OTHER_PARAMETERS: Mapping[type, Mapping[str, str]] = {
             "memmap_refresh_",
             "publish",
             "save",
+            "subscribe",
         ),
         _PASSED_ON,
     ),
