@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
 import tdserve
 from tdserve.client.session.calls.cancellation import Cancellation
+from tdserve.client.tables import sampling
 from tests.integration.numbered_rows import LARGE, SMALL, numbers, rows
 from tests.processes import wait_for
 
@@ -112,3 +113,20 @@ def test_take_when_its_lease_was_freed_and_another_call_has_the_rows_then_it_can
     assert table.info()["num_leased"] == 2
     later.ack()
     assert table.info()["num_leased"] == 0
+
+
+def test_sample_when_its_rows_cannot_be_given_the_form_that_was_asked_for_then_the_consumer_has_not_had_them(
+    client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = client.create_replay(name, rows(0)[0], 8)
+    table.extend(rows(0, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(sampling, "to_arrays", run_out_of_memory)
+        with pytest.raises(MemoryError):
+            table.sample(2, consumer="trainer", numpy=True)
+    assert sorted(numbers(table.sample(2, consumer="trainer"))) == [0, 1]
+
+
+def run_out_of_memory(found: Any) -> NoReturn:
+    """Fails as the copy of a batch may, to a device or into arrays."""
+    raise MemoryError

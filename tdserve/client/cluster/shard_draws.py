@@ -340,17 +340,16 @@ class ShardDraws:
 
     def join(self, drawn: list[DrawnPart]) -> Sampled:
         """Joins the rows of all shards, with the numbers that they have in the whole table; rows, groups and slices are
-        in random order."""
+        in random order. The parts stay as they are."""
         unit, sampler = self._find_unit(drawn[0].query), self._table.settings.sampler
-        for part in drawn:
-            part.rows.move_rows(part.shard * self._table.part_capacity)
+        rows = [part.rows.move_rows(part.shard * self._table.part_capacity) for part in drawn]
         num_units = sum(part.rows.spec.batch_size[0] for part in drawn) // unit
         order = None
         is_ordered = sampler.is_ordered or drawn[0].query.share is not None
         if len(drawn) > 1 and not is_ordered and (unit == 1 or sampler.is_exact):
             firsts = torch.from_numpy(self._rng.permutation(num_units)) * unit
             order = (firsts[:, None] + torch.arange(unit)).flatten()
-        return Sampled.join([part.rows for part in drawn], order)
+        return Sampled.join(rows, order)
 
 
 def _name_whole(make_query: Callable[[Any], Query], num_rows: int) -> Callable[[Any], Query]:

@@ -102,20 +102,28 @@ class ShardedReplayHandle(ShardedTable):
         """Draws rows; with a share those of a rank in a step, which is not counted."""
         is_lease = bool(conditions.consumer) and share is None
         queries = self._make_queries(conditions, is_lease=is_lease, share=share, device=device, **form)
+        if is_lease:
+            return self._take_all(queries, num_rows, deadline)
         if share is not None:
             drawn = self._shares.draw(queries, share, num_rows, deadline)
-        elif is_lease:
-            drawn = self._take_all(queries, num_rows, deadline)
         else:
             drawn = self._draws.draw(queries, num_rows, deadline)
-        return drawn[0].query.hand_over(to_device(self._draws.join(drawn).build(), device))
+        return self._build(drawn)
 
-    def _take_all(self, queries: Callable[[Any], Query], num_rows: int, deadline: Deadline) -> list[DrawnPart]:
-        """Takes rows and acknowledges them before anybody has them; takes others for those that it cannot."""
+    def _build(self, drawn: list[DrawnPart]) -> Any:
+        """Returns the rows of all parts in the form that the caller wants."""
+        query = drawn[0].query
+        return query.hand_over(to_device(self._draws.join(drawn).build(), query.device))
+
+    def _take_all(self, queries: Callable[[Any], Query], num_rows: int, deadline: Deadline) -> Any:
+        """Takes rows and acknowledges them when they are in the form that the caller wants, so that those of a call
+        that raises are given back; takes others for those that it cannot acknowledge."""
         taken: list[DrawnPart] = []
+        found = None
         while num_missing := num_rows - sum(part.rows.spec.batch_size[0] for part in taken):
             drawn = self._draws.draw(queries, num_missing, deadline)
             try:
+                found = self._build([*taken, *drawn])
                 while drawn:
                     if self._acknowledge(drawn[0], deadline):
                         taken.append(drawn[0])
@@ -123,7 +131,7 @@ class ShardedReplayHandle(ShardedTable):
             except BaseException:
                 self._draws.give_back(drawn, deadline)
                 raise
-        return taken
+        return found
 
     def _acknowledge(self, part: DrawnPart, deadline: Deadline) -> bool:
         """Acknowledges rows; returns False if their lease has ended meanwhile, as with a restart of the server, or the

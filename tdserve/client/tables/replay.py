@@ -87,7 +87,8 @@ class ReplayHandle(TableHandle):
             require: Keys that must have been written in a row for it to be drawn; None: all of them. ``()`` draws rows
                 in any state; leaves that were not written read as zeros.
             consumer: Draws only rows that the consumer of this name has not had yet; it has had them when this call
-                returns, or with ``rank`` as soon as they are drawn. A table keeps up to 64 names, for as long as it
+                returns, or with ``rank`` as soon as they are drawn. If its process is killed as it returns, or later,
+                they do not come again; those of :meth:`take` do. A table keeps up to 64 names, for as long as it
                 exists: name a consumer by its role, not by its run.
             group_by: A leaf. Draws whole groups of rows with an equal value there, each complete and in order, one
                 group after the other: at random, each as likely, whatever the sampler. ``num_rows`` is a multiple of
@@ -137,10 +138,9 @@ class ReplayHandle(TableHandle):
             query = self._draws.make_query(
                 conditions, is_lease=is_lease, pad=pad, device=device, numpy=numpy, share=share, deadline=deadline
             )
-            if not is_lease:
-                td = draw_whole_rows(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
-            else:
-                td = take_and_acknowledge(self._client, query, num_rows, deadline)
+            if is_lease:
+                return take_and_acknowledge(self._client, query, num_rows, deadline)
+            td = draw_whole_rows(self._client, query, num_rows, num_batches=1, deadline=deadline).build()
             return query.hand_over(to_device(td, device))
 
         def draw_counted(share: Share) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -237,10 +238,11 @@ class Sampled:
             batches.append(build(*pad_ragged(spec, tensors, values, self._pad)))
         return batches
 
-    def move_rows(self, offset: int) -> None:
-        """Adds a number to all row numbers: the table is a part of a larger one."""
-        if offset:
-            self.tensors[(INDEX_KEY,)] = self.tensors[(INDEX_KEY,)] + offset
+    def move_rows(self, offset: int) -> Sampled:
+        """Returns these rows with a number added to all row numbers: the table is a part of a larger one."""
+        moved = copy(self)
+        moved.tensors = {**self.tensors, (INDEX_KEY,): self.tensors[(INDEX_KEY,)] + offset}
+        return moved
 
     @classmethod
     def join(cls, parts: Sequence[Sampled], order: torch.Tensor | None) -> Sampled:

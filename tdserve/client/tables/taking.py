@@ -21,6 +21,7 @@ from tdserve.base.errors import (
     TransportError,
     WrongStateError,
 )
+from tdserve.client.content.devices import to_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.calls.call_conditions import is_passing
 from tdserve.client.session.finalizing import run_from_finalizer
@@ -59,17 +60,21 @@ def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Dead
 
 
 def take_and_acknowledge(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Any:
-    """Takes rows and acknowledges them before it returns them: takes others if the lease has ended in the meantime, as
-    with a restart of the server. Errors as in ``take_sampled``."""
+    """Takes rows, gives them the form that the caller wants, and acknowledges them when only the return is left.
+
+    Rows of a call that raises are given back. It takes others if the lease has ended in the meantime, as with a restart
+    of the server. Errors as in ``take_sampled``.
+    """
     while True:
         lease = take_rows(client, query, num_rows, deadline)
         try:
+            found = query.hand_over(to_device(lease.rows, query.device))
             acknowledge(client, query, lease, deadline)
-            return lease.rows
+            return found
         except WrongStateError:
             if deadline.expired:
                 raise
-        except TDServeError:  # this call does not return them
+        except BaseException:  # this call does not return them
             give_back_later(client, query, lease)
             raise
 

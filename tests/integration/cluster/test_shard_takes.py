@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import torch
 import tdserve
 from tdserve.base.errors import ClosedError, DeadlineExceededError, EndOfStreamError, WrongStateError
 from tdserve.client.cluster.sharded_batches import ShardedTaken
+from tdserve.client.tables import sampling
 from tests.integration.cluster.filling import SIZES, fill_unequally, rows
 from tests.integration.rests import at_rest
 
@@ -52,6 +53,23 @@ def test_take_when_priorities_are_small_then_each_row_once(client: tdserve.Clust
         taken += batch["number"].tolist()
     assert sorted(taken) == list(range(sum(SIZES)))
     assert sorted(table.sample(sum(SIZES), consumer="trainer")["number"].tolist()) == list(range(sum(SIZES)))
+
+
+def test_sample_when_rows_of_several_shards_cannot_be_given_their_form_then_the_consumer_has_not_had_them(
+    client: tdserve.ClusterClient, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = client.create_replay(name, rows(1)[0], 300, shards="all")
+    fill_unequally(table)
+    with monkeypatch.context() as patch:
+        patch.setattr(sampling, "to_arrays", run_out_of_memory)
+        with pytest.raises(MemoryError):
+            table.sample(60, consumer="trainer", numpy=True)
+    assert sorted(table.sample(sum(SIZES), consumer="trainer")["number"].tolist()) == list(range(sum(SIZES)))
+
+
+def run_out_of_memory(found: Any) -> NoReturn:
+    """Fails as the copy of a batch may, to a device or into arrays."""
+    raise MemoryError
 
 
 def test_take_when_a_closed_table_has_named_consumers_then_each_gets_the_rest_and_it_ends(
