@@ -151,10 +151,15 @@ class ArrivingStores:
 
         await self._take_step(move, set_files())
 
-    def _check_free(self, name: str) -> None:
+    def _check_free(self, name: str, uid: str = "") -> None:
+        """Raises StoreExistsError if a store of this server has the name; WrongStateError if that is the very one that
+        comes, of this incarnation: the mover finds it here when it looks again."""
         known = self._stores.catalog.find(check_store_name(name))
-        if known is not None and find_forward(known) is None:
-            raise StoreExistsError(name=name)
+        if known is None or find_forward(known) is not None:
+            return
+        if known.uid == uid:
+            raise WrongStateError(state=f"{name!r} has come by another move", event="going on with this move")
+        raise StoreExistsError(name=name)
 
     async def write(self, move: str, blocks: Sequence[control_pb2.FileBlock]) -> None:
         """Writes blocks into the files of a store.
@@ -178,7 +183,8 @@ class ArrivingStores:
 
         Raises:
             WrongStateError: Its files have not come by this move, or are gone: it was given up, or the server was
-                started again.
+                started again; or it has come by another move.
+            StoreExistsError: Another store of this server has the name.
             CorruptDataError: It is a copy with damaged files.
             RemoteProtocolError: What is on record of it cannot be.
         """
@@ -192,12 +198,13 @@ class ArrivingStores:
             moved.draws[:] = [_rename_draw(draw, move) for draw in moved.draws]
         if record.name != name or not folder.is_dir():
             raise _make_gone_error(move)
-        self._check_free(name)
+        self._check_free(name, record.uid)
         if KINDS[record.kind].has_versions:
             await asyncio.to_thread(version_marks.adopt_marks, folder / "versions", uid=record.uid)
         await asyncio.to_thread(moved_files.sync_files, folder)
         if not folder.is_dir():  # the store was shown meanwhile
             raise _make_gone_error(move)
+        self._check_free(name, record.uid)  # a restart would put these files in the place of those that serve
         moved.client_id = self._clients.get(move, b"")
         self._stores.db.put("arriving", move.encode(), moved.SerializeToString())
         await asyncio.to_thread(self._stores.db.sync)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tdserve.base.errors import InvalidRequestError, TDServeError, WrongStateError
+from tdserve.base.errors import InvalidRequestError, StoreExistsError, TDServeError, WrongStateError
 from tdserve.server.moves.arriving_stores import ArrivingStores
 from tdserve.store.roots import moved_files
 from tdserve.v1 import control_pb2
@@ -169,6 +170,48 @@ def test_complete_when_another_move_was_released_then_that_is_shown_and_this_one
     run(scenario())
     assert world.stores.get("x").record.uid == source.uid
     assert list_left(world) == ([], [])
+
+
+def test_complete_when_another_move_has_shown_the_store_meanwhile_then_refused_and_a_restart_serves_that_one(
+    world: World, run: Loop, source: Source, arriving: ArrivingStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        for move in (MOVE, LATER):
+            await source.bring(arriving, move)
+        await source.complete(arriving, LATER)
+        held = Held(monkeypatch, "sync_files")
+        completing = asyncio.create_task(source.complete(arriving))
+        await held.wait()
+        await arriving.show("x", LATER)
+        await held.let_go()
+        with pytest.raises(WrongStateError, match="'x' has come by another move"):
+            await completing
+
+    run(scenario())
+    folder = world.stores.get("x").folder
+    (folder / "shown").touch()
+    make_arriving(world).restore()
+    assert (folder / "shown").exists()
+    assert list_left(world) == ([], [])
+
+
+def test_complete_when_another_store_has_got_the_name_meanwhile_then_refused(
+    world: World, run: Loop, source: Source, arriving: ArrivingStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        await source.bring(arriving)
+        held = Held(monkeypatch, "sync_files")
+        completing = asyncio.create_task(source.complete(arriving))
+        await held.wait()
+        forward = world.stores.catalog.get("x")
+        world.stores.catalog.remove("x")
+        world.stores.catalog.add(replace(forward, kind="tensordict", uid=f"{9:032x}"))
+        await held.let_go()
+        with pytest.raises(StoreExistsError):
+            await completing
+
+    run(scenario())
+    assert list_left(world) == ([MOVE], [])
 
 
 def test_forget_client_when_it_was_bringing_a_store_then_only_what_it_has_brought_is_removed(
