@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,16 +24,25 @@ MAX_MESSAGE_ROWS = 1 << 17
 
 
 def change(
-    client: SessionClient, name: str, deadline: Deadline, *, kind: control_pb2.StoreKind, **body: Any
+    client: SessionClient,
+    name: str,
+    deadline: Deadline,
+    *,
+    kind: control_pb2.StoreKind,
+    prepare: Callable[[Session], None] | None = None,
+    **body: Any,
 ) -> control_pb2.Done:
     """Requests a change of a table, which is carried out once even if it is retried.
 
     Args:
         kind: Of the table that is meant.
+        prepare: Called before each attempt, with its session: it may change the body.
         **body: One change of ChangeRequest, and its further fields.
     """
 
     def attempt(session: Session, request: int, deadline: Deadline) -> control_pb2.Done:
+        if prepare is not None:
+            prepare(session)
         asked = control_pb2.ChangeRequest(store=name, timeout_s=deadline.remaining_s, kind=kind, **body)
         pending = session.send(request, change=asked)
         return pending.wait(compute_answer_timeout_s(deadline), f"a change of {name!r}").done

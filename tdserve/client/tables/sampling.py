@@ -18,6 +18,7 @@ from tdserve.client.content.read_content import Content, on_cpu
 from tdserve.client.session.calls.timeouts import compute_answer_timeout_s, may_expect
 from tdserve.client.session.requests.client_mover import ClientMover, WantedRows
 from tdserve.client.session.requests.pending import Pending, Reply
+from tdserve.client.session.requests.request_numbers import RequestNumbers
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.row_annotations import add_policy_news
@@ -157,6 +158,18 @@ class Query:
         return make_rows_layout(self.stored, num_rows, self.added)
 
 
+class LeaseGrant(NamedTuple):
+    """What has taken rows on lease.
+
+    Attributes:
+        request: The number of the request.
+        numbers: Those of the client that made it: a client of another server gives the same number to another request.
+    """
+
+    request: int
+    numbers: RequestNumbers
+
+
 RenewQuery = Callable[[Query, Deadline], "Query | None"]
 """Returns a query for a table that has got leaves since the given one was made; None if it has not. It asks the server,
 within a deadline."""
@@ -170,10 +183,10 @@ class Sampled:
         tensors: Every leaf by path, including added keys.
         values: Non-tensor values by path.
         num_torn: Rows that were overwritten while they were copied.
-        request: The request that took them on lease; 0: unknown, or not on lease.
+        grant: The request that took them on lease; None: unknown, or not on lease.
     """
 
-    request = 0
+    grant: LeaseGrant | None = None
 
     def __init__(self, content: Content, query: Query) -> None:
         received = content.columns

@@ -29,13 +29,16 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.change_requests import change, is_batch, to_generations, to_row_numbers
 from tdserve.client.tables.draw_arguments import check_lease_s
-from tdserve.client.tables.sampling import Query, Sampled, ask, receive_sample
+from tdserve.client.tables.sampling import LeaseGrant, Query, Sampled, ask, receive_sample
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import encode_few_bytes
 from tdserve.v1 import control_pb2
 
 GIVE_BACK_TIMEOUT_S = 5.0
 """Longest time for giving rows back after their work has failed; after it, they are free when the session ends."""
+
+NO_REQUEST = (1 << 64) - 1
+"""A number that no request has."""
 
 MIN_GIVE_BACK_S = 0.1
 """Time for the same in a call whose own time is over: a server that is up needs less."""
@@ -46,12 +49,12 @@ class Lease(NamedTuple):
 
     Attributes:
         rows: A tensordict of them, or a dict of their numbers and generations.
-        request: The request that took them. Its lease may have ended, and another call of this client may have them
-            since: what becomes of these is not up to an earlier holder. 0: unknown; any lease of the session.
+        grant: The request that took them. Its lease may have ended, and another call of this client may have them
+            since: what becomes of these is not up to an earlier holder. None: unknown; any lease of the session.
     """
 
     rows: Any
-    request: int = 0
+    grant: LeaseGrant | None = None
 
 
 def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Lease:
@@ -93,7 +96,7 @@ def take_sampled(client: SessionClient, query: Query, num_rows: int, deadline: D
         try:
             asked = ask(client, session, request, query, num_rows, num_batches=1, deadline=deadline)
             rows = receive_sample(client, session, request, asked, query=query, deadline=deadline)
-            rows.request = request
+            rows.grant = LeaseGrant(request, session.requests)
         except TDServeError:
             session.cancel(request)  # they may have been granted in an answer that is lost
             raise
@@ -108,7 +111,7 @@ def take_sampled(client: SessionClient, query: Query, num_rows: int, deadline: D
 def build_taken(client: SessionClient, query: Query, found: Sampled, deadline: Deadline) -> Lease:
     """Builds the tensordict of rows on lease; gives them back if that fails."""
     try:
-        return Lease(found.build(), found.request)
+        return Lease(found.build(), found.grant)
     except TDServeError:
         give_back(client, query, name_rows(found), compute_give_back_s(deadline))
         raise
@@ -117,7 +120,7 @@ def build_taken(client: SessionClient, query: Query, found: Sampled, deadline: D
 def name_rows(rows: Sampled) -> Lease:
     """Returns the lease of rows with the numbers and generations that identify them."""
     generations = rows.tensors[(GENERATION_KEY,)].abs()  # negative for rows that changed while they were copied
-    return Lease({INDEX_KEY: rows.tensors[(INDEX_KEY,)], GENERATION_KEY: generations}, rows.request)
+    return Lease({INDEX_KEY: rows.tensors[(INDEX_KEY,)], GENERATION_KEY: generations}, rows.grant)
 
 
 def to_numbers(rows: Any, *, table: str) -> NDArray[np.int64]:
@@ -154,7 +157,7 @@ def acknowledge(client: SessionClient, query: Query, lease: Lease, deadline: Dea
         WrongStateError: This client does not hold them: they were acknowledged before, or its session was lost and they
             were given to others. Nothing was changed.
     """
-    change(client, query.name, deadline, kind=query.kind, acknowledge=_encode_lease(query, lease))
+    _change_lease(client, query, lease, deadline, acknowledge=_encode_lease(query, lease))
 
 
 def renew(client: SessionClient, query: Query, lease: Lease, lease_s: float, deadline: Deadline) -> None:
@@ -165,7 +168,7 @@ def renew(client: SessionClient, query: Query, lease: Lease, lease_s: float, dea
     """
     leased = _encode_lease(query, lease)
     leased.lease_s = lease_s
-    change(client, query.name, deadline, kind=query.kind, renew=leased)
+    _change_lease(client, query, lease, deadline, renew=leased)
 
 
 def choose_lease_s(query: Query, lease_s: Any) -> float:
@@ -196,7 +199,7 @@ def give_back(client: SessionClient, query: Query, lease: Lease, timeout_s: floa
     leased = _encode_lease(query, lease)
     leased.uncounts = uncounts
     try:
-        change(client, query.name, Deadline.after(timeout_s), kind=query.kind, give_back=leased)
+        _change_lease(client, query, lease, Deadline.after(timeout_s), give_back=leased)
     except TDServeError as error:
         is_held = is_passing(error) and not isinstance(error, TransportError)  # which ends the session, and the lease
         if is_held and timeout_s < GIVE_BACK_TIMEOUT_S:
@@ -215,8 +218,21 @@ def _encode_lease(query: Query, lease: Lease) -> control_pb2.Leased:
         rows=encode_few_bytes(numbers),
         consumer=query.consumer,
         generations=to_generations(lease.rows, None, len(numbers)).tobytes(),
-        request=lease.request,
     )
+
+
+def _change_lease(
+    client: SessionClient, query: Query, lease: Lease, deadline: Deadline, **body: control_pb2.Leased
+) -> None:
+    """Requests a change of a lease, with the number of the request that took it. That has never been at a server to
+    which the table has moved since: there the same number may be another request's, which has the rows now."""
+    grant, (leased,) = lease.grant, body.values()
+
+    def name_request(session: Session) -> None:
+        if grant is not None:
+            leased.request = grant.request if grant.numbers is session.requests else NO_REQUEST
+
+    change(client, query.name, deadline, kind=query.kind, prepare=name_request, **body)
 
 
 def describe_taken(taken: object, num_rows: int, name: str) -> str:

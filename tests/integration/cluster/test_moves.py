@@ -20,6 +20,7 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.cli.main import main
+from tdserve.client.session.requests.request_numbers import RequestNumbers
 from tests.integration.cluster.moving import ROW, choose_other, make_rows, release_only
 from tests.integration.cluster.names import name_owned_by
 from tests.processes import wait_for
@@ -79,6 +80,39 @@ def test_queue_when_it_moves_then_taken_rows_come_again_and_acknowledged_ones_do
         queue.ack(held)
     with queue.take(4) as rows:
         assert sorted(rows["number"].tolist()) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("end", ["give_back", "ack"])
+def test_queue_when_it_moves_then_a_lease_of_before_ends_none_of_the_same_number_at_the_other_server(
+    user: tdserve.ClusterClient, name: str, end: str
+) -> None:
+    queue, target = user.create_queue(name, ROW, 50), choose_other(user, name)
+    queue.extend(make_rows(0, 2))
+    here, there = (user.members.get(server).requests for server in (user.find_server(name), target))
+    take_numbers(here, there.newest + 100)
+    earlier, number = queue.take(2), here.newest
+    user.rebalance(name, target)
+    queue.take(2).give_back()  # the first call there asks more
+    before, tried = there.newest, queue.take(2)
+    num_numbers = there.newest - before
+    tried.give_back()
+    take_numbers(there, number - num_numbers)
+    later = queue.take(2)
+    assert there.newest == number
+    if end == "give_back":
+        earlier.give_back()
+    else:
+        with pytest.raises(WrongStateError):
+            earlier.ack()
+    assert queue.info()["num_leased"] == 2
+    later.ack()
+    assert len(queue) == 0
+
+
+def take_numbers(numbers: RequestNumbers, last: int) -> None:
+    """Takes all numbers of requests up to one."""
+    while numbers.newest < last:
+        numbers.take_number()
 
 
 def test_keyed_store_when_it_moves_then_versions_go_on(user: tdserve.ClusterClient, name: str) -> None:
