@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import StoreMovedError
+from tdserve.base.errors import StoreMovedError, StoreNotFoundError
 from tdserve.client.client import Client
-from tdserve.client.cluster.directory import Directory
+from tdserve.client.cluster.directory import Directory, Place
 from tdserve.client.cluster.lost_parts import LostParts
 from tdserve.client.cluster.members import Members
 from tdserve.client.cluster.membership import Membership, read_membership
@@ -17,9 +17,10 @@ from tdserve.client.cluster.policy_feeds import PolicyFeeds
 from tdserve.client.session.calls.awaitable_future import AwaitableFuture
 from tdserve.client.session.calls.background_calls import BackgroundCalls
 from tdserve.client.session.calls.call_deadline import begin_call, check_wait_s
-from tdserve.client.session.catalog.catalog_client import MissingNames
+from tdserve.client.session.catalog.catalog_client import CatalogClient, MissingNames
 from tdserve.client.session.client_links import ClientLinks, end_with
 from tdserve.client.session.recipe import Recipe
+from tdserve.client.session.session_client import SessionClient
 from tdserve.rules.placement import find_whole
 
 _Result = TypeVar("_Result")
@@ -85,6 +86,8 @@ class ClusterServers:
         client.on_dropped.detach()  # it is dropped with this object, which it refers to
         self._links.append(client.links)
         client.find_moved = self.find_moved
+        client.follow = self._follow
+        client.catalog.follow = self._follow_catalog
         client.catalog.find_moved = lambda error, deadline: self.find_moved(error, deadline).catalog
         client.catalog.find_policy = self.policies.find_news
         client.catalog.missing_names = MissingNames(self._find_names_around)
@@ -105,6 +108,35 @@ class ClusterServers:
             ConnectError: A server that knows where it is does not answer.
         """
         return self.members.get(self.directory.find_moved(error, deadline).server)
+
+    def _follow(
+        self, client: SessionClient, name: str, call: Callable[[SessionClient], Any], deadline: Deadline
+    ) -> Any:
+        """Makes a call of the client of a server about a store, or a call of the client to whose server the store has
+        moved before the first one ended. Errors as in ``Directory.call_there``."""
+        number = next((number for number, each in self.members.used.items() if each.catalog is client.catalog), None)
+        if number is None or find_whole(name) is not None:  # handles of shared stores follow their parts
+            return call(client)
+
+        def call_known(there: Client) -> Any:
+            try:
+                return call(there)
+            except StoreNotFoundError:
+                if there.catalog is client.catalog or number not in self.members.lost:
+                    raise
+                raise self.members.explain_not_asked(number, f"which may have {name!r}") from None
+
+        is_lost = self.members.is_lost(number)
+        place = self.directory.find(name, deadline) if is_lost else Place(number)
+        return self.directory.call_there(name, place, call_known, deadline)[0]
+
+    def _follow_catalog(
+        self, catalog: CatalogClient, name: str, call: Callable[[CatalogClient], Any], deadline: Deadline
+    ) -> Any:
+        client = next((each for each in self.members.used.values() if each.catalog is catalog), None)
+        if client is None:
+            return call(catalog)
+        return self._follow(client, name, lambda there: call(there.catalog), deadline)
 
     @property
     def is_closed(self) -> bool:

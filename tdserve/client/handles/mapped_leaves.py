@@ -60,7 +60,7 @@ def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, d
         store.check_current()
         return build(found, leaves, decoded).lock_()
 
-    return client.call(attempt, deadline)
+    return client.call(attempt, deadline, store=name)
 
 
 def read_small_leaf(client: SessionClient, name: str, spec: Spec, path: Path) -> torch.Tensor | None:

@@ -84,7 +84,7 @@ def alter(
     def make_outgoing(session: Session) -> Outgoing:
         return session.mover.prepare([content], target)
 
-    done = write(client, make_outgoing, make_body, deadline=deadline, what=what)
+    done = write(client, make_outgoing, make_body, deadline=deadline, what=what, store=name)
     return done.version
 
 
@@ -96,7 +96,7 @@ def _alter_without_content(
         version: int = session.send(request, alter=asked).wait(compute_answer_timeout_s(deadline), what).done.version
         return version
 
-    return client.call(attempt, deadline, request=client.requests.begin_write(deadline))
+    return client.call(attempt, deadline, request=client.requests.begin_write(deadline), store=asked.store)
 
 
 def capture_addition(

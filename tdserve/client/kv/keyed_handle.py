@@ -221,7 +221,7 @@ class KeyedHandle(EntryMapping, ByAddress):
             answer = pending.wait(compute_answer_timeout_s(deadline), f"a deletion in {self.name!r}")
             return int(answer.done.num_rows)
 
-        return self._client.call(attempt, deadline, request=self._client.requests.begin_change())
+        return self._client.call(attempt, deadline, request=self._client.requests.begin_change(), store=self.name)
 
     # ------------------------------------------------------------ reads
 
@@ -424,7 +424,7 @@ class KeyedHandle(EntryMapping, ByAddress):
             reply = Reply(request, pending, answer, deadline)
             return session.mover.take_entries(reply, self.name, self._stored, keys)
 
-        return self._client.call(attempt, deadline)
+        return self._client.call(attempt, deadline, store=self.name)
 
     def _list(self, asked: control_pb2.ListRequest, deadline: Deadline) -> control_pb2.Done:
         asked.store, asked.fingerprint = self.name, self._stored.fingerprint
@@ -433,7 +433,7 @@ class KeyedHandle(EntryMapping, ByAddress):
             pending = session.send(request, list=asked)
             return pending.wait(compute_answer_timeout_s(deadline), f"the keys of {self.name!r}").done
 
-        return self._client.call(attempt, deadline)
+        return self._client.call(attempt, deadline, store=self.name)
 
 
 class _Patience(NamedTuple):

@@ -90,7 +90,14 @@ class PutCoalescer(Coalescer[PutPart]):
     def send(self, part: PutPart) -> int:
         """Sends a put by itself and waits for the version of its first entry."""
         make_outgoing, make_body = self._make_recipe([part])
-        done = write(self._client, make_outgoing, make_body, deadline=part.deadline, what=part.what)
+        done = write(
+            self._client,
+            make_outgoing,
+            make_body,
+            deadline=part.deadline,
+            what=part.what,
+            store=self._target.store,
+        )
         return int(done.version)
 
     def flush(self, deadline: Deadline) -> None:

@@ -4,7 +4,8 @@ Its rooms import one another downwards: ``calls`` (deadlines, retries, futures),
 exchanges with its server), then ``requests`` (those under way), then ``catalog`` (what is known of stores).
 
 What puts them together is here. Read ``session_client`` (what handles and calls hold) and ``session`` (its end of one
-session) first; ``session_opener``, ``one_port`` and ``client_links`` open and end sessions, ``store_changes`` creates
+session) first; ``session_opener``, ``one_port`` and ``client_links`` open and end sessions, ``elsewhere`` is for
+calls about stores that have moved, ``store_changes`` creates
 and deletes stores, and ``store_options`` says how, ``by_address`` and ``recipe`` make handles work in every process,
 ``finalizing`` and ``process_exit`` end what is left.
 """

@@ -39,13 +39,14 @@ from tdserve.client.session.calls.call_conditions import (
     is_over,
     lengthen,
 )
-from tdserve.client.session.calls.call_traces import find_call_traces, get_traced_call
+from tdserve.client.session.calls.call_traces import find_call_traces, note_retry
 from tdserve.client.session.calls.observed_calls import ObservedCalls
-from tdserve.client.session.calls.reach import get_reach
+from tdserve.client.session.calls.reach import get_reach, is_patient
 from tdserve.client.session.calls.step_counts import StepCounts
 from tdserve.client.session.calls.timeouts import compute_answer_timeout_s, compute_min_channel_s
 from tdserve.client.session.catalog.catalog_client import CatalogClient
 from tdserve.client.session.client_links import ClientLinks, ask_weakly, end_with
+from tdserve.client.session.elsewhere import FindMoved, Follow, find_no_server, follow_nowhere, renumber
 from tdserve.client.session.one_port import OnePort, explain_one_port
 from tdserve.client.session.recipe import Recipe
 from tdserve.client.session.requests.client_mover import ClientMover
@@ -76,14 +77,6 @@ class Sender(Protocol):
         """Sends what is left, and ends. Raises TDServeError if that fails or takes too long."""
 
 
-FindMoved = Callable[[StoreMovedError, Deadline], "SessionClient"]
-"""Finds the client of the server to which a store has moved, within the deadline of a call. Raises StoreMovedError."""
-
-
-def _find_no_server(error: StoreMovedError, deadline: Deadline) -> SessionClient:
-    raise error
-
-
 class SessionClient:
     """A client with sessions: numbered requests that are retried over new sessions until their deadline.
 
@@ -96,6 +89,7 @@ class SessionClient:
         step_counts: Steps that its data-parallel readers have had.
         numpy: Whether what is read is handed over as NumPy arrays.
         find_moved: Finds the client for calls about a store that has moved.
+        follow: Makes calls about a store whose server may have ended.
         deadline_watch: Ends its calls that return early when their time is up.
         links: What it has open, which ends with it.
         on_dropped: Ends that if the client was not closed.
@@ -130,7 +124,8 @@ class SessionClient:
         self.senders: WeakSet[Sender] = WeakSet()
         self.known_stores = KnownStores()
         self.step_counts = StepCounts()
-        self.find_moved: FindMoved = _find_no_server
+        self.find_moved: FindMoved[SessionClient] = find_no_server
+        self.follow: Follow[SessionClient] = follow_nowhere
         self._lock = Lock()
         self._opening: Opening | None = None
         self._session: Session | None = None
@@ -190,7 +185,12 @@ class SessionClient:
 
     @leave_modes_first  # what fails in one would end the session
     def call(
-        self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, *, request: int | None = None
+        self,
+        attempt: Callable[[Session, int, Deadline], _Result],
+        deadline: Deadline,
+        *,
+        request: int | None = None,
+        store: str = "",
     ) -> _Result:
         """Performs one request. Retries it when the transport fails, over a new session if need be.
 
@@ -200,6 +200,8 @@ class SessionClient:
             attempt: Sends the request under the given number and returns its result.
             request: Number of a request that changes something, which ends with this call; by default a new one for
                 each attempt.
+            store: The store that exists and is meant: the call is made where it is, if it has moved before its server
+                ended. "": only this server is asked.
 
         Raises:
             TransportError, ServerBusyError: It still failed when the time was up. Of a request that changes something
@@ -207,7 +209,15 @@ class SessionClient:
             TDServeError: The server's answer.
         """
         with nullcontext() if self._traces is None else self._traces.trace_call():
-            return self._call_anywhere(attempt, deadline, request)
+            if not store or not is_patient():  # who has set another patience follows by itself
+                return self._call_anywhere(attempt, deadline, request)
+            is_write = self.requests.is_write(request)
+
+            def call(client: SessionClient) -> _Result:
+                number = renumber(request, self.requests, client.requests, deadline, is_write=is_write)
+                return client._call_anywhere(attempt, deadline, number)
+
+            return self.follow(self, store, call, deadline)  # type: ignore[no-any-return]
 
     def _call_anywhere(
         self, attempt: Callable[[Session, int, Deadline], _Result], deadline: Deadline, request: int | None
@@ -220,7 +230,7 @@ class SessionClient:
                 raise explain_rest(error, deadline)  # noqa: B904 (it is this one, or has it as its cause)
             # It was refused for good: no earlier attempt has carried it out either.
             elsewhere = self.find_moved(error, deadline)
-            moved = None if request is None else elsewhere.requests.begin(deadline, is_write=is_write)
+            moved = renumber(request, self.requests, elsewhere.requests, deadline, is_write=is_write)
             return elsewhere.call(attempt, deadline, request=moved)
 
     def _call_here(
@@ -253,12 +263,12 @@ class SessionClient:
                         last = (unreached or error) if session is None else explain_late(error, self.address, deadline)
                         raise explain_sent(last) if self.requests.may_be_carried_out(request) else last  # noqa: B904
                     unreached = error if isinstance(error, ConnectError) and session is not None else unreached
-                    _note_retry(error)
+                    note_retry(error)
                     pause_s, backoff_s = backoff_s, lengthen(backoff_s)
                 except REFUSED_FOR_NOW as error:
                     pause_s, backoff_s = choose_pauses_s(error, deadline, backoff_s)
                     self.requests.report_again()
-                    _note_retry(error)
+                    note_retry(error)
                 except TDServeError as error:
                     raise self._explain(error, session, deadline.timeout_s)  # noqa: B904 (it is this one, or says more)
                 except BaseException:
@@ -446,7 +456,10 @@ class SessionClient:
         """
         is_own = not self.catalog.is_inherited
         if is_own:
-            self._close_writers()
+            deadline = Deadline.after(CLOSE_FLUSH_S)
+            for sender in list(self.senders):
+                with suppress(TDServeError):
+                    sender.close(deadline)
         self.catalog.is_closed = True
         session, self._session = self._session, None  # has to exist until it is closed
         if is_own:
@@ -462,14 +475,3 @@ class SessionClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _close_writers(self) -> None:
-        deadline = Deadline.after(CLOSE_FLUSH_S)
-        for sender in list(self.senders):
-            with suppress(TDServeError):
-                sender.close(deadline)
-
-
-def _note_retry(error: TDServeError) -> None:
-    if (call := get_traced_call()) is not None:
-        call.note_retry(error)

@@ -251,8 +251,8 @@ class _Progress:
 def _fetch(order: _Order, progress: _Progress) -> None:
     """Requests and receives until the iterator is closed or an error occurs; then cancels everything under way."""
     under_way: deque[_UnderWay] = deque()
-    client, queries = order.client, order.iter_queries()
-    session = client.session(Deadline.after(order.timeout_s))
+    client = order.client = _find_client(order)
+    session, queries = client.session(Deadline.after(order.timeout_s)), order.iter_queries()
     # Announced content is received at once, whatever this thread waits for, but only if the channel is open already.
     is_ready = session.mover.is_ready or not session.mover.receives_messages
     num_under_way = order.num_under_way if is_ready else 1
@@ -288,6 +288,17 @@ def _fetch(order: _Order, progress: _Progress) -> None:
         progress.record_progress()
     finally:
         _give_up(order, session, under_way)
+
+
+def _find_client(order: _Order) -> SessionClient:
+    """Returns the client of the server that has the table, which may have moved before its server ended."""
+    deadline = Deadline.after(order.timeout_s)
+
+    def open_session(client: SessionClient) -> SessionClient:
+        client.session(deadline)
+        return client
+
+    return order.client.follow(order.client, order.query.name, open_session, deadline)  # type: ignore[no-any-return]
 
 
 def _ask(order: _Order, session: Session, query: Query) -> _UnderWay:

@@ -47,7 +47,7 @@ def change(
         pending = session.send(request, change=asked)
         return pending.wait(compute_answer_timeout_s(deadline), f"a change of {name!r}").done
 
-    return client.call(attempt, deadline, request=client.requests.begin_change())
+    return client.call(attempt, deadline, request=client.requests.begin_change(), store=name)
 
 
 def change_priorities(
@@ -217,7 +217,7 @@ def _ask_of_rows(
             pending = session.send(request, sample=asked)
             return pending.wait(compute_answer_timeout_s(deadline), f"{what} of {table!r}").done
 
-        yield client.call(attempt, deadline)
+        yield client.call(attempt, deadline, store=table)
 
 
 def to_generations(rows: Any, generation: Any, num_rows: int) -> NDArray[np.uint32]:

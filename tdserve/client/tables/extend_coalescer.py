@@ -169,7 +169,13 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         try:
             with reach:
                 done = write(
-                    self._client, make_outgoing, make_body, deadline=part.deadline, what=part.what, request=part.number
+                    self._client,
+                    make_outgoing,
+                    make_body,
+                    deadline=part.deadline,
+                    what=part.what,
+                    request=part.number,
+                    store=self._target.store,
                 )
         finally:
             if claim_request is not None:

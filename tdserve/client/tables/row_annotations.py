@@ -154,7 +154,7 @@ def ask_versions_in_time(
         answer = pending.wait(compute_answer_timeout_s(deadline), f"the newest version of the policy of {table!r}")
         return range(answer.done.oldest_policy_version, answer.done.newest_policy_version + 1)
 
-    return client.call(attempt, deadline)
+    return client.call(attempt, deadline, store=table)
 
 
 def find_oldest_version(batch: Any) -> int:

@@ -146,7 +146,7 @@ class RowsByNumber:
             _check_whole(content, request)
             return content
 
-        return self._table.client.call(attempt, deadline)
+        return self._table.client.call(attempt, deadline, store=self._table.name)
 
 
 def get_keys(read: Callable[[Sequence[Path]], Any], key: str | Path | list[Any], default: Any, *, store: str) -> Any:

@@ -431,7 +431,7 @@ def _draw(client: SessionClient, query: Query, num_rows: int, num_batches: int, 
         asked = ask(client, session, request, query, num_rows, num_batches=num_batches, deadline=deadline)
         return receive_sample(client, session, request, asked, query=query, deadline=deadline)
 
-    return client.call(attempt, deadline)
+    return client.call(attempt, deadline, store=query.name)
 
 
 def _draw_here(mover: ClientMover, query: Query, num_rows: int) -> Content | None:

@@ -49,4 +49,4 @@ def ask_counts(
         pending = session.send(request, sample=asked)
         return pending.wait(compute_answer_timeout_s(deadline), f"the number of rows of {table!r}").done
 
-    return client.call(attempt, deadline)
+    return client.call(attempt, deadline, store=table)

@@ -105,7 +105,7 @@ def take_sampled(client: SessionClient, query: Query, num_rows: int, deadline: D
             raise TransferAbortedError(transfer=request, reason="rows were overwritten while they were copied")
         return rows
 
-    return client.call(attempt, deadline)
+    return client.call(attempt, deadline, store=query.name)
 
 
 def build_taken(client: SessionClient, query: Query, found: Sampled, deadline: Deadline) -> Lease:

@@ -45,7 +45,7 @@ def read_selection(
     check_real("reading a store")
     known = client.known_stores.find(name) if spec is None else None
     wanted = WantedSelection(name, selection, tuple(keys), spec, newer_than, destination, device, allow_pickle, known)
-    return client.call(partial(_attempt, client, wanted), deadline)
+    return client.call(partial(_attempt, client, wanted), deadline, store=name)
 
 
 def _attempt(

@@ -67,6 +67,7 @@ def write(
     deadline: Deadline,
     what: str,
     request: int | None = None,
+    store: str = "",
 ) -> control_pb2.Done:
     """Sends the request of a write together with its content, and waits until it is committed.
 
@@ -75,6 +76,7 @@ def write(
         make_body: Makes the request, as the field of ClientMessage.
         what: Names the write in the error of a timeout.
         request: Number of a request that was tried before.
+        store: As in ``SessionClient.call``; one that was tried before keeps to its server.
 
     Raises:
         DeadlineExceededError: It was not committed in time. Or too many writes of this client were under way all the
@@ -112,7 +114,7 @@ def write(
             sent.mark_taken(request)
         return done
 
-    return client.call(attempt, deadline, request=request)
+    return client.call(attempt, deadline, request=request, store=store if is_first else "")
 
 
 def await_channel(session: Session, outgoing: Outgoing, deadline: Deadline) -> None:
@@ -433,4 +435,6 @@ def write_selection(
             )
         }
 
-    return write(client, make_outgoing, make_body, deadline=deadline, what=f"a write to {name!r}").version
+    follows = "" if new_store is not None else name
+    what = f"a write to {name!r}"
+    return write(client, make_outgoing, make_body, deadline=deadline, what=what, store=follows).version

@@ -159,7 +159,7 @@ class Pulls:
         wanted.check()
         attempt = _Attempt(client, wanted, self._known, self._held)
         try:
-            found = client.call(attempt, deadline)
+            found = client.call(attempt, deadline, store=wanted.name)
         except VersionNotFoundError as error:
             raise wanted.name_version(error) from None
         if found is None or wanted.has_place:
@@ -180,7 +180,7 @@ def wait_newer(client: SessionClient, wanted: Wanted, deadline: Deadline) -> int
         warn = partial(client.catalog.missing_names.warn, wanted.name)
         return _read_number(pending, wanted, deadline, on_slow=warn)
 
-    return client.call(attempt, deadline)
+    return client.call(attempt, deadline, store=wanted.name)
 
 
 def ask_newer(client: SessionClient, wanted: Wanted, deadline: Deadline) -> Callable[[], int | None]:

@@ -90,6 +90,66 @@ def test_weights_when_their_server_was_drained_and_has_gone_then_read_published_
         assert client[content]["number"].tolist() == [0, 1, 2]
 
 
+def test_handles_when_the_server_of_their_store_was_drained_and_has_gone_then_they_find_it(
+    leaving: list[Crashing],
+) -> None:
+    with connecting(leaving, timeout_s=20.0) as client, connecting(leaving) as mover:
+        names = [name_owned_by(1, 3) for _ in range(4)]
+        content = client.memmap(rows(3), names[0])
+        table = client.create_replay(names[1], rows(1)[0], 30)
+        queue = client.create_queue(names[2], rows(1)[0], 30)
+        keyed = client.create_kv(names[3])
+        table.extend(rows(4))
+        queue.extend(rows(4))
+        keyed.put("a", 1)
+        mover.drain(1)
+        leaving[1].kill()
+        assert table.sample(2)["number"].shape == (2,)
+        assert table.extend(rows(1, 4)).tolist() == [4]
+        with queue.take(4) as taken:
+            assert taken["number"].tolist() == [0, 1, 2, 3]
+        keyed.put("a", 2)
+        assert keyed.get("a") == 2
+        assert content[1]["number"] == 1
+        content[1] = rows(1, 8)[0]
+        assert content[1]["number"] == 8
+        assert client.find_server(names[1]) != 1
+
+
+def test_iterators_when_the_server_of_their_store_was_drained_and_has_gone_then_they_go_on(
+    leaving: list[Crashing],
+) -> None:
+    with connecting(leaving, timeout_s=20.0) as client, connecting(leaving) as mover:
+        weights, name = name_owned_by(1, 3), name_owned_by(1, 3)
+        client.publish(weights, rows(3))
+        table = client.create_replay(name, rows(1)[0], 30)
+        table.extend(rows(4))
+        with client.subscribe(weights) as versions, table.batches(2, timeout_s=20.0) as batches:
+            assert next(versions).version == 1
+            next(batches)
+            mover.drain(1)
+            leaving[1].kill()
+            for _ in range(20):  # more than were drawn ahead
+                assert next(batches)["number"].shape == (2,)
+            mover.publish(weights, rows(4))
+            assert next(versions).version == 2
+
+
+def test_handle_when_its_server_is_away_and_no_other_has_the_store_then_a_call_waits(
+    leaving: list[Crashing],
+) -> None:
+    with connecting(leaving, timeout_s=20.0) as client:
+        name = name_owned_by(1, 3)
+        with tdserve.connect(leaving[0].server.address) as direct:  # as one that was restored there
+            direct.create_replay(name, rows(1)[0], 30).extend(rows(4))
+        table = client[name]
+        leaving[0].kill()
+        waiting = client.later(lambda: table.sample(2))
+        wait_for(lambda: 0 in client.members.lost, "that the server is missed")
+        leaving[0].start()
+        assert waiting.result(20.0)["number"].shape == (2,)
+
+
 def test_drain_when_a_store_is_deleted_after_it_was_listed_then_the_others_move(
     leaving: list[Crashing], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,3 +246,9 @@ def gather_spans(method: _Method) -> _Method:
 def find_code(error: BaseException) -> str:
     """Returns the code of an error for a span."""
     return error.code if isinstance(error, TDServeError) else type(error).__name__
+
+
+def note_retry(error: TDServeError) -> None:
+    """Notes that the call of this thread is tried again after an error, if calls are traced."""
+    if (call := get_traced_call()) is not None:
+        call.note_retry(error)

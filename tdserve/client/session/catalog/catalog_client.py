@@ -29,9 +29,10 @@ from tdserve.base.ids import check_store_name, make_client_id
 from tdserve.base.tls import TLS
 from tdserve.client.session.calls.call_conditions import REFUSED_FOR_NOW, RETRY_BACKOFF_S, choose_pauses_s
 from tdserve.client.session.calls.call_deadline import LONGEST_WAIT_S, begin_call, check_wait_s
-from tdserve.client.session.calls.reach import Reach, get_reach
+from tdserve.client.session.calls.reach import Reach, get_reach, is_patient
 from tdserve.client.session.catalog.description import StoreDescription, from_message
 from tdserve.client.session.catalog.message_facts import convert_stats
+from tdserve.client.session.elsewhere import FindMoved, Follow, find_no_server, follow_nowhere
 from tdserve.client.session.requests.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection
 from tdserve.structure.trees.tree import Path
@@ -49,19 +50,12 @@ class Once(Enum):
 
 ONCE: Final = Once.ONCE
 
-FindMoved = Callable[[StoreMovedError, Deadline], "CatalogClient"]
-"""Finds the client of the server to which a store has moved, within the deadline of a call. Raises StoreMovedError."""
-
 AskSession = Callable[[str, Any, Deadline], Any]
 """A method of the server, its request, and the deadline of the call, to its response, or None."""
 
 
 def _ask_no_session(method: str, request: object, deadline: Deadline) -> None:
     return None
-
-
-def _find_no_server(error: StoreMovedError, deadline: Deadline) -> CatalogClient:
-    raise error
 
 
 class CatalogClient:
@@ -84,6 +78,7 @@ class CatalogClient:
         requests: Numbers of the client's requests.
         ask_session: Asks the same over an open session, which takes less time; returns None if there is none.
         find_moved: Finds the client for calls about a store that has moved.
+        follow: Makes calls about a store whose server may have ended.
         find_policy: Returns what is known of a policy that may be on another server, at least of this version if it has
             one.
     """
@@ -106,7 +101,8 @@ class CatalogClient:
         self.client_id = make_client_id()
         self.requests = RequestNumbers()
         self.ask_session: AskSession = _ask_no_session
-        self.find_moved: FindMoved = _find_no_server
+        self.find_moved: FindMoved[CatalogClient] = find_no_server
+        self.follow: Follow[CatalogClient] = follow_nowhere
         self.find_policy: Callable[[str, int], control_pb2.PolicyNews | None] = lambda name, at_least: None
 
     @property
@@ -276,7 +272,14 @@ class CatalogClient:
         return self.call_within(method, request, self.make_deadline(timeout_s))
 
     def call_within(self, method: str, request: object, deadline: Deadline) -> Any:
-        """Calls a method of the server, as one step of a call with this deadline."""
+        """Calls a method of the server, as one step of a call with this deadline; what is asked of one store where that
+        is, if it has moved before its server ended."""
+        store = getattr(request, "name", "")
+        if not store or not is_patient():  # who has set another patience follows by itself
+            return self._call_anywhere(method, request, deadline)
+        return self.follow(self, store, lambda catalog: catalog._call_anywhere(method, request, deadline), deadline)
+
+    def _call_anywhere(self, method: str, request: object, deadline: Deadline) -> Any:
         try:
             return self._ask(method, request, deadline)
         except StoreNotFoundError as error:

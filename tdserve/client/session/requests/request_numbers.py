@@ -58,6 +58,10 @@ class RequestNumbers:
         """Returns whether a number is that of a write under way."""
         return request in self._writes
 
+    def is_under_way(self, request: int) -> bool:
+        """Returns whether a number is that of a request that changes something and has not ended."""
+        return request in self._changes or request in self._writes
+
     def note_sent(self, request: int) -> None:
         """Notes that a server may carry out a request that changes something, from now on and whether or not it
         answers."""
