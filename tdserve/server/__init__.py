@@ -1,6 +1,6 @@
 """The control process: the only owner of every decision. It never touches tensor content, and never imports torch.
 
-Its rooms, each of which imports only rooms before it:
+Its rooms, of which each imports only those before it:
 
 1. ``execution`` (how any request runs), ``access`` (who may make it), ``recovery`` (records of what is under way).
 2. ``open_store`` (one open store), ``processes`` (data workers and others), ``sessions`` (the clients), ``mutations``

@@ -1,7 +1,7 @@
 """Files and mappings: the only package that owns ``mmap``, ``lmdb`` and file names. No ``OSError`` and no
 ``lmdb.Error`` leaves it.
 
-Its rooms, each of which imports only rooms before it: ``disk`` (files, mappings, errors), ``database`` (LMDB), ``rows``
+Its rooms, of which each imports only those before it: ``disk`` (files, mappings, errors), ``database`` (LMDB), ``rows``
 (tensors), ``values`` (all else), ``weights`` (version files), ``durability`` (syncs, damage), ``exchange`` (from
 process to process), ``roots`` (the folder of a server). Begin with ``roots/root.py`` and the layout
 (``<root>`` is the folder given to ``tdserve serve``)::

@@ -15,6 +15,7 @@ import pytest
 
 import tdserve
 from tests import house
+from tests.import_order import order_faults
 from tests.plug_points import plug_point_faults
 from tests.private_names import access_faults, private_name_faults
 
@@ -48,6 +49,10 @@ def test_imports_when_scanned_then_make_no_circle(package: list[house.Module]) -
     divided = ("bench", "cli", "client", "client.session", "examples", "rules.replay", "server", "store", "structure")
     for folder in divided:
         assert house.circles(package, rooms_of=f"tdserve.{folder}") == []
+
+
+def test_imports_when_a_package_promises_an_order_then_they_keep_it(package: list[house.Module]) -> None:
+    assert order_faults(package) == []
 
 
 def test_imports_when_scanned_then_none_of_ours_hides_in_a_function(own: list[house.Module]) -> None:

@@ -1,7 +1,7 @@
 """The connection of a client to its server: sessions, calls, and what identifies both.
 
-Its rooms import one another downwards: ``calls`` (deadlines, retries, futures), then ``channels`` (what a session
-exchanges with its server), then ``requests`` (those under way), then ``catalog`` (what is known of stores).
+Its rooms, of which each imports only those before it: ``calls`` (deadlines, retries, futures), ``channels`` (what a
+session exchanges with its server), ``requests`` (those under way), ``catalog`` (what is known of stores).
 
 What puts them together is here. Read ``session_client`` (what handles and calls hold) and ``session`` (its end of one
 session) first; ``session_opener``, ``one_port`` and ``client_links`` open and end sessions, ``elsewhere`` is for
