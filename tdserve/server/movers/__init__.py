@@ -1,2 +1,9 @@
-"""The movers of a session's content: its data worker (``worker_mover``), its local client (``permit_mover``), or both
-(``split_mover``), for a client that cannot read or write all files."""
+"""The movers of a session's content: its data worker, its local client, or both.
+
+Begin with ``session_mover``, what all movers share. Then read from the top; each imports only those after it:
+
+1. ``split_mover``: of a client on this machine that may not touch all files, by both of the others.
+2. ``worker_mover``: of a client on the network; ``permit_mover``: of a local client, which copies content itself.
+3. ``mover_context``: the parts of the control process that movers use; ``session_mover``; ``value_writes``: non-tensor
+   values, which one worker stores.
+"""
