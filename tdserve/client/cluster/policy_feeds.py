@@ -74,7 +74,7 @@ class PolicyFeeds:
         """Has a policy asked for again before its next use: this client has changed it."""
         feed = self._feeds.get(name)
         if feed is not None:
-            feed.is_current = False
+            feed.last_change = object()
 
     def close(self) -> None:
         """Lets all threads end."""
@@ -85,7 +85,7 @@ class _PolicyFeed:
     """What is known of one policy.
 
     Attributes:
-        is_current: Whether nothing newer can be known to this client.
+        last_change: Stands for the last change of the policy by this client, and no other.
     """
 
     def __init__(
@@ -95,21 +95,30 @@ class _PolicyFeed:
         forget: WeakMethod[Callable[[str], None]],
         closed: Event,
     ) -> None:
-        self.is_current = False
+        self.last_change = object()
+        self._known_change: object = None  # the last one when the policy was asked for
         self._name = name
         self._find_home, self._forget = find_home, forget
         self._closed = closed
         self._lock = Lock()
+        self._asking = Lock()
         self._news: control_pb2.PolicyNews | None = None
         self._thread: Thread | None = None
 
     def find_news(self, at_least: int) -> control_pb2.PolicyNews | None:
         """Returns what is known; see :meth:`PolicyFeeds.find_news`."""
-        if not self.is_current or (self._news is not None and self._news.newest < at_least):
-            self.is_current = True  # first: a change may come in the meantime
-            self._ask()
-            self._start()
+        if self._is_behind(at_least):
+            with self._asking:  # callers that come meanwhile need the answer too
+                if self._is_behind(at_least):
+                    change = self.last_change  # another may come in the meantime
+                    self._ask()
+                    self._known_change = change
+                    self._start()
         return self._news
+
+    def _is_behind(self, at_least: int) -> bool:
+        is_changed = self._known_change is not self.last_change
+        return is_changed or (self._news is not None and self._news.newest < at_least)
 
     def _start(self) -> None:
         with self._lock:

@@ -33,6 +33,7 @@ from tdserve.client.handles.key_paths import NO_DEFAULT, check_path
 from tdserve.client.session.calls.awaitable_future import AwaitableFuture
 from tdserve.client.session.calls.call_deadline import within
 from tdserve.client.session.calls.call_traces import gather_spans
+from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.client.tables.change_requests import (
     flatten_row_dims,
     spread_generations,
@@ -41,7 +42,7 @@ from tdserve.client.tables.change_requests import (
 )
 from tdserve.client.tables.conditional_update import check_values
 from tdserve.client.tables.given_rows import GivenRows
-from tdserve.client.tables.row_annotations import RowAnnotations
+from tdserve.client.tables.row_annotations import RowAnnotations, report_policy
 from tdserve.client.tables.rows_by_number import get_keys
 from tdserve.client.tables.table_counts import TableCounts
 from tdserve.client.tables.writer import ReplayWriter
@@ -125,6 +126,13 @@ class ShardedTable(ShardedStore):
         ``on_shard_loss``."""
         placement = self.placement
         return {**super().info(), "shard_by": placement.shard_by, "on_shard_loss": placement.on_shard_loss}
+
+    def _describe_parts(self) -> dict[int, StoreDescription]:
+        def describe(shard: int, part: Any) -> StoreDescription:
+            report_policy(part._client, part.name, self.settings.policy, kind=part._kind)
+            return self._describe_part(shard)
+
+        return self.ask_parts(range(self.num_shards), describe)
 
     # ------------------------------------------------------------ writes
 

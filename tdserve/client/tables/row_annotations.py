@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import InvalidRequestError
+from tdserve.base.errors import CorruptDataError, InvalidRequestError, WrongStateError
 from tdserve.base.integers import LARGEST, to_integer
 from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
 from tdserve.client.session.session import Session
@@ -155,6 +156,14 @@ def ask_versions_in_time(
         return range(answer.done.oldest_policy_version, answer.done.newest_policy_version + 1)
 
     return client.call(attempt, deadline, store=table)
+
+
+def report_policy(client: SessionClient, table: str, policy: str, *, kind: control_pb2.StoreKind) -> None:
+    """Reports to a table's server what the client knows of the policy, if it may be on another server, before a request
+    that has no place for that. Arguments as in ``ask_versions_in_time``."""
+    if policy and client.catalog.find_policy(policy, 0) is not None:
+        with suppress(CorruptDataError, WrongStateError):  # the policy's name is one of something else
+            ask_versions_in_time(client, table, policy, 0, client.make_deadline(None), kind=kind)
 
 
 def find_oldest_version(batch: Any) -> int:

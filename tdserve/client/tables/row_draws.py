@@ -72,7 +72,7 @@ class RowDraws:
             group_by=group,
             group_size=group_size,
             max_lag=parse_max_lag(max_lag, table.settings, table.name),
-            policy="" if max_lag is None else table.settings.policy,
+            policy=table.settings.policy,
             is_lease=is_lease,
             pad=pad,
             device=device,

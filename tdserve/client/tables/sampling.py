@@ -54,7 +54,7 @@ class Query:
         name: Name of the store.
         stored: Its structure, beginning with the capacity.
         kind: Its kind; unspecified: either kind of table.
-        policy: Name of the weights that ``max_lag`` is about; "" without one.
+        policy: Name of the weights that have made the rows; "" without one.
         added: Columns that are added to the rows.
         is_exact: Whether exactly the requested number of rows comes.
         is_plain: Whether it has no condition, and each live row has the same probability: no decision of the server is

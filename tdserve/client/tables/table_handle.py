@@ -35,7 +35,7 @@ from tdserve.client.tables.draw_arguments import NO_CONDITIONS, Conditions
 from tdserve.client.tables.followed_table import FollowedTable
 from tdserve.client.tables.new_leaves import add_leaves, find_lacking
 from tdserve.client.tables.new_table import capture_row
-from tdserve.client.tables.row_annotations import RowAnnotations
+from tdserve.client.tables.row_annotations import RowAnnotations, report_policy
 from tdserve.client.tables.row_draws import RowDraws
 from tdserve.client.tables.row_extends import RowExtends
 from tdserve.client.tables.rows_by_number import RowsByNumber, get_keys
@@ -142,6 +142,7 @@ class TableHandle(ByAddress):
         They are num_rows, capacity, inserts, samples, reserved_rows, num_waiting, settings and more. ``inserts`` counts
         the rows that were stored: of an extend of more rows than a ring has, not those whose number is -1.
         """
+        report_policy(self._client, self.name, self.settings.policy, kind=self._table.kind)
         return self._client.catalog.describe(self.name).check_kind(self._table.shown_kind).as_dict()
 
     def extend(

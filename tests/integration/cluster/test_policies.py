@@ -181,3 +181,22 @@ def test_server_when_it_is_killed_then_its_tables_follow_a_policy_of_another(tmp
             crashing[user.find_server(table.name)].restart()
             assert set(table[:]["number"].tolist()) == {*range(6)}
             assert 2 in draw_versions(table, 2, num_rows=100)
+
+
+@pytest.mark.parametrize("shards", [None, 3])
+def test_policy_when_it_is_deleted_and_published_anew_then_the_next_sample_and_figures_are_of_the_new_one(
+    user: tdserve.ClusterClient, name: str, policy: str, shards: int | None
+) -> None:
+    table_name = name_elsewhere(user, policy) if shards is None else name
+    options: dict[str, Any] = {} if shards is None else {"shards": shards}
+    for first in ("sample", "info"):
+        table = user.create_replay(f"{table_name}-{first}", ROW, 90, policy=policy, **options)
+        table.extend(make_rows(0, 30))
+        newest = table.info()["newest_policy_version"]
+        user.delete(policy)
+        assert user.publish(policy, WEIGHTS) == newest + 1
+        if first == "sample":
+            assert set(table.sample(64)["policy_version"].tolist()) == {-1}
+        assert table.info()["newest_policy_version"] == newest + 1
+        assert set(table.sample(64)["policy_version"].tolist()) == {-1}
+        user.delete(table.name)
