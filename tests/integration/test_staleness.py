@@ -366,14 +366,18 @@ def test_sample_when_the_policy_was_deleted_and_made_anew_then_rows_of_the_one_b
     replay.extend(rows(1))
     assert drawn(replay, max_lag=5) == {(1, 0)}
     assert drawn(replay) == {(0, -1), (1, 0)}
-    assert policy.publish() == 1
+    assert policy.publish() == 4
     with pytest.raises(tdserve.InvalidRequestError, match="the newest"):
-        replay.extend(rows(2), policy_version=3)
-    replay.extend(rows(3), policy_version=1)
-    assert drawn(replay, max_lag=0) == {(3, 1)}
-    assert drawn(replay, max_lag=100) == {(1, 0), (3, 1)}
+        replay.extend(rows(2), policy_version=5)
+    replay.extend(rows(3), policy_version=4)
+    assert drawn(replay, max_lag=0) == {(3, 4)}
+    assert drawn(replay, max_lag=100) == {(1, 0), (3, 4)}
     info = replay.info()
     assert (info["lag_min"], info["lag_mean"], info["lag_max"]) == (0, 0.5, 1)
+    replay.extend(rows(4), policy_version=3)  # of the policy that was deleted: as if before the first of this one
+    assert policy.publish() == 5
+    assert drawn(replay, max_lag=1) == {(3, 4)}
+    assert drawn(replay, max_lag=2) == {(1, 0), (3, 4), (4, 3)}
 
 
 @pytest.mark.slow

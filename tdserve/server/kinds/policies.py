@@ -58,7 +58,8 @@ def refresh_staleness(stores: KindStores, store: OpenedStore) -> Staleness | Non
     if weights is not None:
         newest = weights.get_versions().newest
         staleness.remote_since_s = None
-        follow(stores, store, weights.record.uid, newest.version if newest is not None else 0)
+        former = weights.record.former_version
+        follow(stores, store, weights.record.uid, newest.version if newest is not None else 0, former)
     elif staleness.remote_since_s is None:
         if stores.find(policy) is None:
             follow(stores, store, "", 0)
@@ -70,13 +71,13 @@ def refresh_staleness(stores: KindStores, store: OpenedStore) -> Staleness | Non
     return staleness
 
 
-def follow(stores: KindStores, store: OpenedStore, uid: str, newest: int) -> None:
+def follow(stores: KindStores, store: OpenedStore, uid: str, newest: int, former: int = 0) -> None:
     """Sets the newest version of a table's policy; arguments as in ``Staleness.follow``. That it is another policy is
     recorded at once: after a restart the rows would else be those of the one before."""
     table = store.get_table()
     known = table.selectors.staleness
     is_other = known is not None and known.uid != uid
-    table.selectors.follow(uid, newest)
+    table.selectors.follow(uid, newest, former)
     if is_other:
         with stores.db.begin_transaction(is_decided=True) as txn:
             stores.save_state(store, txn, store.get_table_state())

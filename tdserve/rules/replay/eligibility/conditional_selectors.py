@@ -310,7 +310,7 @@ class ConditionalSelectors:
         self._oldest.pop(oldest, None)
         return [self._selectors.pop(oldest)]
 
-    def follow(self, uid: str, newest: int) -> None:
+    def follow(self, uid: str, newest: int, former: int = 0) -> None:
         """Takes over the newest version of the table's policy: rows that are too old now may not be drawn.
 
         Very many rows stay members until :meth:`shed_in_pieces`, and :meth:`has` denies their selector. Of another
@@ -321,7 +321,7 @@ class ConditionalSelectors:
             return
         limited = [conditions for conditions, _, _ in self._iter_selectors(NO_ROWS) if conditions.max_lag is not None]
         lows = [staleness.compute_floor(conditions.max_lag or 0) for conditions in limited]
-        if staleness.follow(uid, newest):
+        if staleness.follow(uid, newest, former):
             self.dropped += [self._selectors.pop(conditions) for conditions in limited if conditions in self._selectors]
             self._oldest.clear()
             if self._growing is not None and self._growing.conditions.max_lag is not None:

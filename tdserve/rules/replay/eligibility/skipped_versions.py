@@ -45,6 +45,10 @@ class SkippedVersions:
             self._gaps.append((known, num_steps * STEP_AFTER_LOSS))
             del self._gaps[:-MAX_GAPS]
 
+    def skip_former(self, last: int) -> None:
+        """Notes that the versions up to this one are of earlier policies of the name: they count as none."""
+        self._gaps[:] = [(0, last)]
+
     def clear(self) -> None:
         """Forgets all gaps: it is another policy."""
         self._gaps.clear()

@@ -116,22 +116,28 @@ class Staleness:
     def __repr__(self) -> str:
         return f"<Staleness of {self.count(UNKNOWN)} rows of {len(self._ordered)} versions, newest {self.newest}>"
 
-    def follow(self, uid: str, newest: int) -> bool:
+    def follow(self, uid: str, newest: int, former: int = 0) -> bool:
         """Takes over the state of the policy.
 
         Args:
             uid: Incarnation of its store; "" if there is none.
             newest: Its newest version, 0 if there is none.
+            former: The last version of earlier policies of its name, which its own follow; 0 if it is not known.
 
         Returns:
             Whether the policy is not the one that the rows were made by: then their version is unknown from now on.
         """
         is_other = uid != self.uid and bool(self.uid)
+        known = 0
         if is_other:
             self._skipped.clear()
         else:
             # After a loss of power, rows may be of a version that the policy has not any more.
             known = max(self.newest, self._ordered[-1] - self._first) if self._ordered else self.newest
+        if uid != self.uid and former and not known:
+            self._skipped.skip_former(former)
+            known = former
+        if not is_other:
             self._skipped.follow(known, newest)
         self.uid, self.newest = uid, newest
         if is_other:
