@@ -30,7 +30,10 @@ def parse_operation(op: Any) -> str:
 
 @dataclass
 class _Bucket:
-    """Leaves of one dtype, and a tensor of all their elements; for a single contiguous leaf, its own memory."""
+    """Leaves of one dtype, and a tensor of all their elements.
+
+    For a single contiguous leaf that is its own memory, if it shares that with no leaf before it.
+    """
 
     leaves: list[torch.Tensor]
     flat: torch.Tensor
@@ -82,14 +85,20 @@ class Reducing:
 
     def make_flats(self) -> list[torch.Tensor]:
         """Returns one-dimensional contiguous tensors, divided in the same way at every member."""
+        large: list[list[torch.Tensor]] = []
         small: dict[torch.dtype, list[torch.Tensor]] = {}
         for path, leaf in self.spec.tensors:
             tensor = self._tensors[path]
             if leaf.nbytes >= LARGE_LEAF_BYTES:
-                self._buckets.append(_Bucket([tensor], self._get_flat([tensor])))
+                large.append([tensor])
             elif leaf.nbytes:
                 small.setdefault(tensor.dtype, []).append(tensor)
-        self._buckets += [_Bucket(leaves, self._get_flat(leaves)) for leaves in small.values()]
+        divided = [*large, *small.values()]
+        # Other members may have no tied leaves, so that each leaf is reduced for itself, from what it was before.
+        firsts = iter(find_first_of_memory([leaf for leaves in divided for leaf in leaves]))
+        for leaves in divided:
+            is_first = [next(firsts) for _ in leaves]
+            self._buckets.append(_Bucket(leaves, self._get_flat(leaves, in_place=all(is_first))))
         return [bucket.flat for bucket in self._buckets]
 
     def finish(self, world_size: int) -> None:
@@ -104,10 +113,33 @@ class Reducing:
                     leaf.copy_(part.view(leaf.shape))
                 at += leaf.numel()
 
-    def _get_flat(self, leaves: list[torch.Tensor]) -> torch.Tensor:
-        if len(leaves) == 1 and leaves[0].is_contiguous() and leaves[0].device == self._device:
+    def _get_flat(self, leaves: list[torch.Tensor], *, in_place: bool) -> torch.Tensor:
+        if in_place and len(leaves) == 1 and leaves[0].is_contiguous() and leaves[0].device == self._device:
             return leaves[0].view(-1)
         return torch.cat([leaf.reshape(-1).to(self._device) for leaf in leaves])
+
+
+def find_first_of_memory(leaves: list[torch.Tensor]) -> list[bool]:
+    """Returns for each leaf whether it is the first of those whose memory is connected: leaves that overlap, and what
+    overlaps these. One that overlaps no other is the first."""
+    spans = sorted((_find_span(leaf), at) for at, leaf in enumerate(leaves))
+    firsts = [True] * len(leaves)
+    end, first = (-1, 0), 0
+    for (place, start, stop), at in spans:
+        if (place, start) < end:
+            firsts[max(first, at)] = False
+            first = min(first, at)
+        else:
+            first = at
+        end = max(end, (place, stop))
+    return firsts
+
+
+def _find_span(leaf: torch.Tensor) -> tuple[int, int, int]:
+    """Returns where the memory of a leaf is: number of its device, -1 for the CPU, first byte and end."""
+    num_elements = 1 + sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
+    start = leaf.data_ptr()
+    return leaf.get_device(), start, start + num_elements * leaf.element_size()
 
 
 def _explain_fault(tensor: torch.Tensor, op: str) -> str:

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from tensordict import TensorDict
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, SpecMismatchError
-from tdserve.client.groups.reducing import Reducing, parse_operation
+from tdserve.client.groups.reducing import Reducing, find_first_of_memory, parse_operation
 from tdserve.messages.layout import LARGE_LEAF_BYTES
 
 NUM_LARGE = LARGE_LEAF_BYTES // 4
@@ -61,6 +61,30 @@ def test_finish_when_a_mean_then_divided_by_the_members() -> None:
     reducing.make_flats()
     reducing.finish(4)
     assert td["x"].tolist() == [1.5] * 3
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize("num", [5, NUM_LARGE])
+def test_finish_when_leaves_share_memory_then_each_is_reduced_once_and_divided_as_where_they_do_not(
+    op: str, num: int
+) -> None:
+    shared = torch.full((2 * num,), 3.0)
+    td = TensorDict({"a": shared[:num], "b": shared[: num + 1], "c": shared[num:], "same": shared[:num]})
+    apart = TensorDict({key: value.clone() for key, value in td.items()})
+    reducing, other = Reducing(td, op, name="g"), Reducing(apart, op, name="g")
+    flats, others = reducing.make_flats(), other.make_flats()
+    assert [flat.shape for flat in flats] == [flat.shape for flat in others]
+    for flat, there in zip(flats, others, strict=True):
+        flat += there
+    reducing.finish(2)
+    assert set(shared.tolist()) == {6.0 if op == "sum" else 3.0}
+
+
+def test_firsts_when_memory_is_connected_then_only_the_first_leaf_of_it() -> None:
+    memory = torch.zeros(100)
+    leaves = [memory[50:60], memory[20:30], memory[:10], memory[5:25], torch.zeros(4), memory[:10], memory[60:70]]
+    assert find_first_of_memory(leaves) == [True, True, False, False, True, False, True]
+    assert find_first_of_memory([]) == []
 
 
 @pytest.mark.parametrize(
