@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from threading import Lock
+from threading import RLock
 from typing import Any, Literal
 
 import torch
@@ -170,7 +170,7 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
         self._is_shut_down = False
         self._own_transport: TDServeTransport | None = None
         self._transport_pid = 0
-        self._lock = Lock()
+        self._lock = RLock()
         self._guard = ForwardGuard()
         self._sent_model: Any = None
         self._applied_weights: Weights | None = None
@@ -282,11 +282,12 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
 
     @model.setter
     def model(self, model: Any) -> None:
-        WeightSyncScheme.model.fset(self, model)
-        if self.initialized_on_receiver and model is not None:
-            self._guard.guard(model)
-            if self._applied_weights is not None:  # a collector may have copied the model before the last version came
-                self._apply(self._applied_weights)
+        with self._lock:  # the receiver's thread may be applying a version, to the model before
+            WeightSyncScheme.model.fset(self, model)
+            if self.initialized_on_receiver and model is not None:
+                self._guard.guard(model)
+                if self._applied_weights is not None:  # a collector may have copied it before the last version came
+                    self._apply(self._applied_weights)
 
     @property
     def context(self) -> Any:
@@ -295,9 +296,10 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
 
     @context.setter
     def context(self, context: Any) -> None:
-        WeightSyncScheme.context.fset(self, context)
-        if self.initialized_on_receiver:
-            self._stamp(self.version)
+        with self._lock:  # as for a model
+            WeightSyncScheme.context.fset(self, context)
+            if self.initialized_on_receiver:
+                self._stamp(self.version)
 
     def _init_on_receiver_impl(
         self,

@@ -3,8 +3,9 @@ from __future__ import annotations
 import gc
 import pickle
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
@@ -195,6 +196,31 @@ def test_receiver_when_its_model_is_replaced_then_the_new_one_has_the_weights(ma
     assert replaced.find_numbers() == {1.0}
     sender.send(Policy(2.0))
     assert replaced.find_numbers() == {2.0}
+
+
+def test_receiver_when_its_model_is_replaced_while_a_version_is_applied_then_the_new_one_has_that_version(
+    make_scheme: MakeScheme, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = publish(make_scheme(sync=False), Policy(1.0))
+    receiver = follow(make_scheme(), follower := Policy())
+    is_applying, may_end, apply_weights = Event(), Event(), receiver._strategy.apply_weights
+
+    def apply_slowly(model: Any, weights: Any, **options: Any) -> None:
+        is_applying.set()
+        assert may_end.wait(TIMEOUT_S)
+        apply_weights(model, weights, **options)
+
+    monkeypatch.setattr(receiver._strategy, "apply_weights", apply_slowly)
+    replaced = Policy(8.0)
+    with ThreadPoolExecutor(1) as thread:
+        sender.send(Policy(2.0))
+        assert is_applying.wait(TIMEOUT_S)
+        replacing = thread.submit(setattr, receiver, "model", replaced)
+        wait([replacing], 0.3)  # so that it has begun
+        may_end.set()
+        replacing.result(TIMEOUT_S)
+    assert receiver.version == 2
+    assert (replaced.find_numbers(), follower.find_numbers()) == ({2.0}, {2.0})
 
 
 def test_receiver_when_its_model_is_gone_then_the_error_shows(make_scheme: MakeScheme) -> None:
