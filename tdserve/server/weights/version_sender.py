@@ -68,7 +68,7 @@ class VersionSender:
             sent = select_leaves(sent, numbers)
         is_inline = sent.nbytes <= session.compute_inline_limit(request)
         key = store.record.uid, version.version, int(asked.dtype)
-        is_small = is_inline and numbers is None
+        is_small = is_inline and numbers is None and has_values == bool(spec.values)
         if is_small and (kept := self._small.find(key)) is not None:
             return self._traffic.make_inline(accepted, *kept)
         placed = None

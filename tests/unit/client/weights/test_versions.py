@@ -8,9 +8,12 @@ from tensordict import TensorDict
 from torch import nn
 
 import tdserve
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, SpecMismatchError
+from tdserve.client.session.session import Session
 from tdserve.client.weights import lru_names, pulls
 from tdserve.client.weights.local_versions import map_version
+from tdserve.v1 import control_pb2
 
 
 def test_latest_when_into_a_module_then_filled_in_place(client: tdserve.Client, name: str) -> None:
@@ -42,6 +45,26 @@ def test_latest_when_out_does_not_fit_then_refused_and_unchanged(client: tdserve
     with pytest.raises(SpecMismatchError, match=name):
         client.latest(name, out=out)
     assert not out["w"].any()
+
+
+def test_latest_when_another_has_asked_without_values_then_they_come_all_the_same(
+    server: tdserve.Server, name: str
+) -> None:
+    with server.client(transport="gloo") as client:
+        client.publish(name, TensorDict({"w": torch.ones(3), "text": "hello"}, []))
+
+        def ask(session: Session, request: int, deadline: Deadline) -> bool:
+            asked = control_pb2.LatestRequest(store=name, timeout_s=5.0, without_values=True)
+            return bool(
+                session.send(request, latest=asked).wait(deadline.remaining_s, "a version").done.accepted.values
+            )
+
+        assert not client.call(ask, Deadline.after(5.0))
+        for _ in range(2):
+            found = client.latest(name)
+            assert found is not None
+            assert (found.data["text"], found.data["w"].tolist()) == ("hello", [1.0] * 3)
+        assert not client.call(ask, Deadline.after(5.0))
 
 
 def test_publish_when_the_structure_changes_then_readers_get_the_new_one(client: tdserve.Client, name: str) -> None:
