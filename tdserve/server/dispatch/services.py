@@ -130,7 +130,7 @@ def assemble(
         groups=groups,
         syncing=syncing,
         catalog=CatalogRequests(stores, held),
-        moves=MoveRequests(stores, creation, syncing, entries),
+        moves=MoveRequests(stores, creation, syncing, entries, versions.relays),
         entries=entries,
         store_requests=StoreRequests(stores, creation, answers, versions.relays, syncing),
         dead_values=DeadValues(stores, values_worker),

@@ -24,6 +24,7 @@ from tdserve.server.kv.keyed_entries import KeyedEntries
 from tdserve.server.moves.file_lists import FileLists
 from tdserve.server.moves.sealing import Sealing
 from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.weights.relays import Relays
 from tdserve.store.roots import moved_files
 from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2
@@ -38,10 +39,12 @@ class LeavingStores:
     Args:
         stores: All stores of the server.
         entries: Keeps the answers to changes of keyed stores.
+        relays: Pass on versions of weights.
     """
 
-    def __init__(self, stores: Stores, entries: KeyedEntries) -> None:
+    def __init__(self, stores: Stores, entries: KeyedEntries, relays: Relays) -> None:
         self._stores = stores
+        self._relays = relays
         self._entries = entries
         self._sealing = Sealing(stores)
         self._lists = FileLists()
@@ -144,6 +147,7 @@ class LeavingStores:
         # In the same turn: the end of the session would let the store serve again.
         stores.seals.unseal(store.name)
         stores.give_way(store.record)
+        self._relays.forget_deleted(store)
         stores.catalog.add(packed)
         await asyncio.to_thread(stores.db.sync)  # before the content goes
         await stores.free(store.record.uid)

@@ -22,6 +22,7 @@ from tdserve.server.moves.arriving_stores import ArrivingStores
 from tdserve.server.moves.checkpoints import Checkpoints
 from tdserve.server.moves.leaving_stores import LeavingStores, read_blocks
 from tdserve.server.sessions.client_session import ClientSession
+from tdserve.server.weights.relays import Relays
 from tdserve.v1 import control_pb2
 
 _Handler = Callable[[ClientSession, int, Any], Coroutine[Any, Any, control_pb2.Done]]
@@ -35,6 +36,7 @@ class MoveRequests:
         creation: Deletes records of where stores are.
         syncing: Syncs stores that have come.
         entries: Keeps the answers to changes of keyed stores that leave.
+        relays: Pass on versions of weights that leave.
 
     Attributes:
         leaving: Stores that leave this server.
@@ -43,10 +45,12 @@ class MoveRequests:
         handlers: Of these requests, by kind.
     """
 
-    def __init__(self, stores: Stores, creation: Creation, syncing: Syncing, entries: KeyedEntries) -> None:
+    def __init__(
+        self, stores: Stores, creation: Creation, syncing: Syncing, entries: KeyedEntries, relays: Relays
+    ) -> None:
         self._stores = stores
         self._creation = creation
-        self.leaving = LeavingStores(stores, entries)
+        self.leaving = LeavingStores(stores, entries, relays)
         self.arriving = ArrivingStores(stores, syncing)
         self.checkpoints = Checkpoints(stores)
         self.handlers: Mapping[str, _Handler] = {

@@ -155,7 +155,8 @@ class Relays:
                 self._on_moved(trees)
 
     def forget_deleted(self, store: OpenedStore) -> None:
-        """Forgets a deleted store; if links of it are under way, ``REST_S`` after the last of them has ended."""
+        """Forgets a store that is deleted or has moved away; if links of it are under way, ``REST_S`` after the last of
+        them has ended."""
         trees = self._trees.get(store.record.uid)
         if trees is not None and not trees.fanout.num_links:
             del self._trees[store.record.uid]

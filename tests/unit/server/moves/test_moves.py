@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import torch
+from tensordict import TensorDict
 
 from tdserve.base import failpoints
 from tdserve.base.deadline import Deadline
@@ -19,14 +21,18 @@ from tdserve.server.catalog.seals import Seal
 from tdserve.server.moves.arriving_stores import ArrivingStores
 from tdserve.server.moves.leaving_stores import LeavingStores
 from tdserve.server.open_store.opened_store import OpenedStore
+from tdserve.server.weights.relays import MIN_RELAYED_BYTES
+from tdserve.structure.captures.capture import capture
 from tdserve.v1 import control_pb2
 from tests.unit.server.catalog.test_creation import REPLAY, make_request
 from tests.unit.server.replaying import create
+from tests.unit.server.weights.publishes import publish
 from tests.unit.server.world import Loop, World
 
 SESSION, OTHER = 3, 4
 MOVE = f"{7:032x}"
 SEAL = Seal(SESSION, MOVE)
+LARGE = capture(TensorDict({"w": torch.zeros(MIN_RELAYED_BYTES // 4)}, [])).spec
 
 
 def make_table(world: World, run: Loop, name: str = "x") -> OpenedStore:
@@ -116,6 +122,23 @@ def test_release_when_made_then_a_record_of_the_place_is_left(world: World, run:
     world.reopen()
     with pytest.raises(StoreMovedError, match="server 1"):
         world.stores.seals.check_here("x")
+
+
+def test_release_when_versions_of_it_are_passed_on_then_their_relays_forget_it(world: World, run: Loop) -> None:
+    publish(world, run, 1)
+    store, relays = world.stores.get("w"), world.services.relays
+    version = store.get_versions().get(1)
+
+    async def place() -> None:
+        asked = control_pb2.LatestRequest(relays=True)
+        placed = await relays.place(world.session(), store, version, LARGE, asked, Deadline.after(5.0))
+        with relays.track_sending(store, placed):
+            assert len(relays) == 1
+
+    run(place())
+    seal(world, run, store)
+    run(get_leaving(world).release("w", store.record.uid, SEAL, 1))
+    assert len(relays) == 0
 
 
 def test_store_when_it_comes_back_then_as_it_was(world: World, run: Loop) -> None:
