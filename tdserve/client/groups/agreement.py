@@ -104,7 +104,7 @@ class Agreed:
 
 @dataclass
 class Known:
-    """Structures by fingerprint that were exchanged before in this epoch."""
+    """Structures by fingerprint that were exchanged before in this epoch, each as it was sent last."""
 
     specs: dict[bytes, Spec]
 
@@ -127,9 +127,11 @@ class Known:
 
 
 def describe_structure(call: group_pb2.GroupCall, spec: Spec, fingerprint: bytes, known: Known) -> None:
-    """Puts a member's structure into its call; the whole structure if it was not sent before."""
+    """Puts a member's structure into its call; the whole structure if it was not sent before, or last with its keys in
+    another order, which a fingerprint does not tell."""
     call.fingerprint = fingerprint
-    if fingerprint not in known.specs:
+    before = known.specs.get(fingerprint)
+    if before is not spec and before != spec:
         call.spec.CopyFrom(codec.encode(spec))
 
 

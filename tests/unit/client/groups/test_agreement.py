@@ -91,6 +91,18 @@ def test_known_when_a_structure_was_sent_then_it_is_not_sent_again_and_an_unsent
         known.get(b"another")
 
 
+def test_known_when_keys_come_in_another_order_then_the_structure_is_sent_again() -> None:
+    up, down = (capture(TensorDict({key: torch.zeros(3) for key in order})).spec for order in ("xy", "yx"))
+    known, sent = Known({}), []
+    for spec in (up, up, down, down, up):
+        call = call_of()
+        describe_structure(call, spec, compute_fingerprint(spec), known)
+        known.learn(call.fingerprint, call)
+        assert known.get(call.fingerprint) == spec
+        sent.append(call.HasField("spec"))
+    assert sent == [True, False, True, False, True]
+
+
 def play(specs: list[Spec], own: dict[int, TDServeError]) -> list[Agreed]:
     """What members agree on that hold these structures; the call is a gather."""
 
