@@ -51,23 +51,35 @@ class GroupAsk:
     ) -> GroupEpoch:
         """Joins the next epoch and connects it. If it ends before it is connected, joins the next one at once.
 
+        Whatever fails, this is no member of an epoch that was formed meanwhile: the others would wait for it.
+
         Raises:
             DeadlineExceededError: The others did not join in time.
             InvalidRequestError: Others have requested something else.
             NotSupportedError: Two members of an nccl group share a GPU.
             ConnectError: The members cannot reach one another.
         """
+        formed: GroupEpoch | None = None
         while True:
-            epoch = self._ask(world_size, rank, last, deadline)
             try:
-                epoch.open(deadline, self._client.pool)
-            except TDServeError:
-                epoch.retire()
-                if not epoch.is_lost or deadline.expired:
-                    raise
-            else:
-                return epoch
-            last = epoch
+                formed = self._ask(world_size, rank, formed or last, deadline)
+                if self._open(formed, deadline):
+                    return formed
+            except BaseException:
+                if formed is not None:
+                    formed.leave()
+                raise
+
+    def _open(self, epoch: GroupEpoch, deadline: Deadline) -> bool:
+        """Connects an epoch; returns False if it has ended before, and there is time for the next one."""
+        try:
+            epoch.open(deadline, self._client.pool)
+        except TDServeError:
+            if not epoch.is_lost or deadline.expired:
+                raise
+            epoch.retire()
+            return False
+        return True
 
     def _ask(self, world_size: int | None, rank: int | None, last: GroupEpoch | None, deadline: Deadline) -> GroupEpoch:
         request = control_pb2.JoinGroup(
@@ -85,9 +97,14 @@ class GroupAsk:
             pending = session.send(number, join_group=request)
             answer = pending.wait(compute_answer_timeout_s(deadline), f"the next epoch of group {self.name!r}")
             formed = answer.group_formed
-            hosts = {member.host for member in formed.members}
-            host = self._interface or find_offered_address(hosts, session.find_interface())
-            return GroupEpoch(session, self.name, formed, host=host, device=self.device)
+            try:
+                hosts = {member.host for member in formed.members}
+                host = self._interface or find_offered_address(hosts, session.find_interface())
+                return GroupEpoch(session, self.name, formed, host=host, device=self.device)
+            except BaseException:
+                notice = control_pb2.GroupNotice(name=self.name, epoch=formed.epoch, leave=True, is_busy=True)
+                session.notify(control_pb2.ClientMessage(group_notice=notice))
+                raise
 
         return self._client.call(attempt, deadline)
 

@@ -9,13 +9,17 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ConnectError,
     DeadlineExceededError,
     InvalidRequestError,
     NotSupportedError,
 )
+from tdserve.client.groups.epoch import GroupEpoch
+from tdserve.client.groups.epoch_entry import GroupAsk
 from tdserve.client.groups.group import Group
+from tests.group_members import TIMEOUT_S, Team
 from tests.processes import wait_for
 
 
@@ -142,3 +146,36 @@ def test_group_when_the_interface_is_not_ours_then_connect_error(server: tdserve
             asked[0].result(20.0)
         with pytest.raises((ConnectError, DeadlineExceededError)):
             asked[1].result(20.0)
+        with server.client() as third, server.client() as fourth:  # neither of those two is a member any more
+            again = [threads.submit(client.group, "far", 2, timeout_s=20.0) for client in (third, fourth)]
+            assert sorted(each.result(30.0).rank for each in again) == [0, 1]
+
+
+def test_join_when_one_cannot_connect_then_it_has_left_and_the_others_go_on(server: tdserve.Server) -> None:
+    with Team(server, 2) as team:
+        ask = GroupAsk(team.clients[0], team.name, backend="gloo", device=None, interface="192.0.2.1")
+        failing = team.submit(
+            ask.join, world_size=None, rank=None, last=team.epochs[0], deadline=Deadline.after(TIMEOUT_S)
+        )
+        going_on = team.submit(team.groups[1].next_epoch)
+        with pytest.raises(ConnectError):
+            failing.result(2 * TIMEOUT_S)
+        assert going_on.result(2 * TIMEOUT_S).world_size == 1
+
+
+@pytest.mark.parametrize(("interrupted", "error"), [("open", KeyboardInterrupt), ("__init__", NotSupportedError)])
+def test_join_when_it_fails_after_the_epoch_was_formed_then_it_has_left_and_the_others_go_on(
+    server: tdserve.Server, monkeypatch: pytest.MonkeyPatch, interrupted: str, error: type[BaseException]
+) -> None:
+    with Team(server, 2) as team:
+        method, session = getattr(GroupEpoch, interrupted), team.epochs[0].session
+
+        def interrupt(epoch: GroupEpoch, *arguments: Any, **options: Any) -> None:
+            if session in (*arguments, getattr(epoch, "session", None)):
+                raise error if error is KeyboardInterrupt else NotSupportedError(feature="it", reason="none")
+            method(epoch, *arguments, **options)
+
+        monkeypatch.setattr(GroupEpoch, interrupted, interrupt)
+        failing, going_on = (team.submit(group.next_epoch) for group in team.groups)
+        assert isinstance(failing.exception(TIMEOUT_S), error)
+        assert going_on.result(2 * TIMEOUT_S).world_size == 1
