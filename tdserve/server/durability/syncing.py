@@ -1,8 +1,9 @@
 """Syncs stores to the disk in repeated passes, off the event loop and outside this process.
 
 A pass covers every store that was used since the start. A request that must not be answered before its write has
-reached the disk waits for a pass that began after the write; one pass serves all such requests. A pass that fails, for
-example because the disk is full, is repeated for as long as a request waits for it.
+reached the disk waits for a pass that began after the write; one pass serves all such requests. Regular passes come at
+their time however often others are requested. What a pass could not sync, for example because the disk is full, is
+tried again after a pause, for as long as a request waits for it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Set as AbstractSet
+from contextlib import suppress
 from functools import partial
 
 from tdserve.base.deadline import Deadline
@@ -37,7 +40,10 @@ STORES_PER_TURN = 100
 """Stores that are visited in one turn of the event loop."""
 
 RETRY_S = 1.0
-"""Pause before a pass that failed is repeated, seconds."""
+"""Pause before what a pass could not sync is tried again, seconds; it doubles with each further failure."""
+
+MAX_RETRY_S = 30.0
+"""Longest such pause, seconds."""
 
 _log = logging.getLogger("tdserve.server")
 
@@ -63,6 +69,11 @@ class Syncing:
         self._known: dict[str, SyncedStore] = {}
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
         self._wanted: set[str] = set()
+        self._resting: set[str] = set()  # those of the wanted stores that could not be synced
+        self._all_rest = False  # the last pass failed as a whole, and any other would now
+        self._due_s = self._retry_s = (
+            math.inf
+        )  # when the next regular pass is due, and the next one over those that rest
         self._wakeup = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._has_seen_all = False
@@ -150,35 +161,49 @@ class Syncing:
         return not failures
 
     async def _run(self) -> None:
-        rest_s, has_failed = 0.0, False
+        if self._interval_s:
+            self._due_s = time.monotonic() + self._interval_s
+        has_failed, pause_s = False, RETRY_S
         while True:
-            is_due = await self._wait(max(self._interval_s, rest_s) if self._interval_s else None)
+            is_due = await self._wait()
             if self._is_closed:
                 return
             started_s = time.monotonic()
-            waiting, self._waiting = self._waiting, []
-            wanted, self._wanted = self._wanted, set()
-            failed, reason = wanted, ""
+            waiting, wanted = self._take_requests(with_resting=is_due or started_s >= self._retry_s)
+            failed, reason, is_whole = wanted, "", False
             try:
                 failures = await self._pass(is_all=is_due, wanted=wanted)
                 failed = wanted.intersection(failures)
                 reason = "; ".join(failures[uid] for uid in sorted(failed))
                 has_failed &= any(not self._has_changed(uid) for uid in failed)
             except Exception as error:  # noqa: BLE001 (the outermost frame: waiters continue waiting)
-                reason = repr(error)
+                reason, is_whole = repr(error), True
             else:
                 self._note_pass(failures, started_s, over=None if is_due else wanted)
                 _resolve_futures(waiter for uid, waiter in waiting if uid not in failed)
                 waiting = [(uid, waiter) for uid, waiter in waiting if uid in failed]
+            ended_s = time.monotonic()
+            if is_due:
+                self._due_s = max(started_s + self._interval_s, ended_s + MIN_REST * (ended_s - started_s))
             if reason:
                 if has_failed:  # else a version may have been retired meanwhile, which does not happen again
                     _log.warning("stores could not be synced, and will be later: %s", reason)
-                has_failed = True
+                is_again = has_failed and (self._all_rest if is_whole else failed <= self._resting)
+                pause_s = min(2 * pause_s, MAX_RETRY_S) if is_again else RETRY_S
                 self._waiting, self._wanted = waiting + self._waiting, failed | self._wanted
-                await asyncio.sleep(RETRY_S)
-            else:
-                has_failed = False
-            rest_s = MIN_REST * (time.monotonic() - started_s)
+                self._retry_s = ended_s + pause_s
+            self._resting, self._all_rest = failed | (self._resting - wanted), is_whole
+            has_failed = bool(reason or self._resting)
+            if not has_failed:
+                self._retry_s = math.inf
+
+    def _take_requests(self, *, with_resting: bool) -> tuple[list[tuple[str, asyncio.Future[None]]], set[str]]:
+        """Returns those who wait for a pass, and the stores that are wanted, for the next pass to serve."""
+        wanted = self._wanted if with_resting else self._wanted - self._resting
+        self._wanted = self._wanted - wanted
+        waiting = [each for each in self._waiting if each[0] in wanted]
+        self._waiting = [each for each in self._waiting if each[0] not in wanted]
+        return waiting, wanted
 
     def _note_pass(self, failures: Mapping[str, str], started_s: float, *, over: AbstractSet[str] | None) -> None:
         """Notes a pass over some stores, by uid, or over all."""
@@ -194,15 +219,19 @@ class Syncing:
             return False
         return known.structure != self._stores.catalog.get(name, with_loading=True).structure
 
-    async def _wait(self, timeout_s: float | None) -> bool:
-        """Waits until a pass is due or requested; returns whether it is due."""
-        if self._waiting or self._wanted or self._is_closed:
-            return False
-        self._wakeup.clear()
-        try:
-            await asyncio.wait_for(self._wakeup.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            return True
+    async def _wait(self) -> bool:
+        """Waits until a pass is due, requested, or to be tried again; returns whether it is due."""
+        while not self._is_closed:
+            self._wakeup.clear()
+            now_s = time.monotonic()
+            if now_s >= self._due_s:
+                return True
+            rests = self._all_rest or self._wanted <= self._resting
+            if self._wanted and (now_s >= self._retry_s or not rests):
+                return False
+            next_s = min(self._due_s, self._retry_s if self._wanted else math.inf)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._wakeup.wait(), None if math.isinf(next_s) else next_s - now_s)
         return False
 
     async def _pass(self, *, is_all: bool, wanted: AbstractSet[str] = frozenset()) -> dict[str, str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,47 @@ def test_wait_when_the_store_cannot_be_synced_then_goes_on_until_it_can(
     run(sync())
     assert ("x.memmap" in caplog.text) == (not is_changing)  # no wonder then, and nothing to be alarmed about
     assert "bug" not in caplog.text
+
+
+@pytest.mark.slow
+def test_regular_pass_when_syncs_are_always_requested_then_comes_at_its_time(world: World, run: Loop) -> None:
+    busy, other = _make(world, run), _make(world, run, "other")
+
+    async def sync() -> None:
+        made = Syncing(world.stores, interval_s=0.1, before=_nothing)
+        await made.start()
+
+        async def request() -> None:
+            while not (other.folder / FILE_NAME).exists():
+                await made.wait_synced(busy.record.uid)
+
+        await asyncio.wait_for(asyncio.gather(request(), request()), 20.0)
+        assert await made.stop(60.0)
+
+    run(sync())
+
+
+@pytest.mark.slow
+def test_sync_when_a_store_fails_again_and_again_then_pauses_grow(
+    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(syncing, "RETRY_S", 0.02)
+    store = _make(world, run)
+    (store.folder / "rows/x.memmap").unlink()
+
+    async def sync() -> list[float]:
+        passes: asyncio.Queue[float] = asyncio.Queue()
+        made = Syncing(world.stores, interval_s=0.0, before=lambda: passes.put_nowait(time.monotonic()))
+        await made.start()
+        waiting = asyncio.create_task(made.wait_synced(store.record.uid))
+        begun_s = [await asyncio.wait_for(passes.get(), 20.0) for _ in range(6)]
+        assert not await made.stop(60.0)
+        with pytest.raises(ClosedError):
+            await waiting
+        return begun_s
+
+    for number, (before_s, after_s) in enumerate(pairwise(run(sync()))):
+        assert after_s - before_s >= 0.02 * 2**number
 
 
 @pytest.mark.slow
