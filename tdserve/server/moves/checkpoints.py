@@ -157,7 +157,7 @@ class Checkpoints:
         self._lists = FileLists()
         self._frozen: dict[Seal, Frozen] = {}
         self._freezing: set[str] = set()  # ids of the checkpoints that are being kept just now
-        self._idle: dict[tuple[int, str], _Idle] = {}  # by session and name
+        self._idle: dict[Seal, dict[str, _Idle]] = {}  # by name
 
     def restore(self) -> None:
         """Removes what a restart has interrupted."""
@@ -181,10 +181,11 @@ class Checkpoints:
             store = await self._get(asked.store)
             used_at, is_idle = store.used_at, self._is_idle(store)
             files = await self._lists.list_files(store, by, with_values=False)
-            self._idle.pop((by.session, store.name), None)
+            idle = self._idle.setdefault(by, {})
+            idle.pop(store.name, None)
             if is_idle and self._is_idle(store):
                 frozen = control_pb2.FrozenStore(store=describe_store(self._stores, store), files=clear_changed(files))
-                self._idle[by.session, store.name] = _Idle(store, used_at, frozen)
+                idle[store.name] = _Idle(store, used_at, frozen)
             answer = control_pb2.CheckpointAnswer(files=files, uid=store.record.uid)
         elif step == "list_unread":
             answer = self._list_unread(by, asked.list_unread)
@@ -203,6 +204,7 @@ class Checkpoints:
             if by.operation in self._freezing:
                 raise WrongStateError(state=f"checkpoint {by.operation} is being kept", event="ending it")
             self._stores.seals.end_slow_creations(by)
+            self._idle.pop(by, None)
             await self._forget(by)
             answer = control_pb2.CheckpointAnswer()
         elif step == "report":
@@ -216,8 +218,8 @@ class Checkpoints:
         """Removes what was kept for the checkpoints of a session."""
         self._lists.forget_session(session)
         self._stores.seals.end_slow_creations_of(session)
-        for listed in [key for key in self._idle if key[0] == session]:
-            del self._idle[listed]
+        for by in [by for by in self._idle if by.session == session]:
+            del self._idle[by]
         for by in [by for by in self._frozen if by.session == session]:
             await self._forget(by)
 
@@ -323,7 +325,7 @@ class Checkpoints:
 
     def _find_idle(self, by: Seal, name: str) -> control_pb2.FrozenStore | None:
         """Returns a store as it was listed, if it was not used since."""
-        listed, store = self._idle.get((by.session, name)), self._stores.opened.peek(name)
+        listed, store = self._idle.get(by, {}).get(name), self._stores.opened.peek(name)
         is_same = listed is not None and store is listed.store and store.used_at == listed.used_at
         return listed.frozen if listed is not None and is_same else None
 
