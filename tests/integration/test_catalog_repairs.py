@@ -19,6 +19,7 @@ from tdserve.cli.moves.check_root import check
 from tdserve.cli.shell.exit_codes import DAMAGED
 from tdserve.store.database.catalog_db import CatalogDB, Table
 from tdserve.store.disk.checked_json import encode_checked
+from tdserve.store.roots.record_file import FILE_NAME as RECORD_FILE
 from tests.processes import is_gone, wait_for
 
 pytestmark = pytest.mark.integration
@@ -158,3 +159,23 @@ def test_repair_when_a_name_was_used_anew_since_the_copy_then_its_files_are_not_
     left = CliRunner().invoke(check, [str(root)], standalone_mode=False)
     assert left.return_value == DAMAGED
     assert left.output.splitlines()[-1] == "1 store is not in service"
+
+
+@pytest.mark.slow
+def test_repair_when_the_record_of_a_store_is_that_of_the_sync_before_a_kill_then_the_store_is_named(
+    root: Path,
+) -> None:
+    row = TensorDict({"x": torch.zeros(())})
+    with tdserve.Server(root).start() as server, server.client() as client:
+        client.create_replay("rows", like=row, capacity=64).extend(row.expand(5).contiguous())
+    server = tdserve.Server(root, sync_interval_s=0)
+    with server.start(), server.client() as client:
+        client.replay("rows").extend(row.expand(5).contiguous())
+        kill(server)
+    with CatalogDB(root / "catalog") as db, db.begin_transaction() as txn:
+        txn.delete("stores", b"rows")
+    (root / "stores/rows" / RECORD_FILE).unlink()
+    done = CliRunner().invoke(check, [str(root), "--repair"], standalone_mode=False)
+    assert done.return_value == DAMAGED
+    assert "it is a store again" in done.output
+    assert "lost: versions, counts and changed settings of store 'rows' since the last sync" in done.output

@@ -107,3 +107,28 @@ def test_tables_when_their_files_are_older_than_the_catalog_then_a_check_counts_
         (found,) = check_root(root, repairs=repairs).findings
         assert (found.store, found.repaired) == ("older", "")
         assert "the last 400 rows written are not there" in found.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_header_alone", [True, False])
+def test_repair_when_generations_are_damaged_then_keeps_them_or_names_what_is_lost(
+    tmp_path: Path, is_header_alone: bool
+) -> None:
+    root, row = tmp_path / "root", TensorDict({"x": torch.zeros(3)}, [])
+    with tdserve.Server(root) as server, server.client() as client:
+        client.create_replay("table", like=row, capacity=100).extend(row.expand(10).contiguous())
+    server = tdserve.Server(root, sync_interval_s=0)
+    with server.start(), server.client() as client:
+        client.replay("table").extend(row.expand(10).contiguous())
+        pid = server.pid
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: is_gone(pid) or None, "the end of the server")
+    path = root / "stores/table/generation.memmap"
+    content = path.read_bytes()
+    path.write_bytes(b"\xff" * 8 + content[8:] if is_header_alone else bytes(len(content)))
+    report = check_root(root, repairs=True)
+    (found,) = report.findings
+    lost = "rows of store 'table' that were written after the last sync"
+    assert ([*found.losses], report.num_damaged) == (([], 0) if is_header_alone else ([lost], 1))
+    with tdserve.Server(root) as server, server.client() as client:
+        assert len(client.replay("table")) == (20 if is_header_alone else 10)

@@ -230,7 +230,8 @@ def take_back(root: Root, name: str) -> Outcome:
         if copy is not None and record is not None and KINDS[record.kind].is_folder_of(folder, record):
             with CatalogDB(root.catalog_folder) as db, db.begin_transaction() as txn:
                 _copy_record(copy, record, txn)
-            return Outcome("it is a store again, with settings and counts as of the last sync")
+            done = "it is a store again, with settings and counts as of the last sync"
+            return Outcome(done, losses=_describe_since_sync(root, name))
     return Outcome(f"it is {root.set_aside(name)} now", is_set_aside=True)
 
 
@@ -238,8 +239,12 @@ def _bring_back(root: Root, name: str) -> list[str] | None:
     losses = bring_back(root, name)
     if losses is None:
         return None
-    since = [] if root.run.has_ended_in_order() else [f"{_LOSSES['states'].format(name)} since the last sync"]
-    return [*since, *losses]
+    return [*_describe_since_sync(root, name), *losses]
+
+
+def _describe_since_sync(root: Root, name: str) -> list[str]:
+    """Returns what is lost of a store whose settings and counts are as of the last sync."""
+    return [] if root.run.has_ended_in_order() else [f"{_LOSSES['states'].format(name)} since the last sync"]
 
 
 def take_later(root: Root, record: StoreRecord, own: StoreRecord) -> Outcome:

@@ -73,7 +73,7 @@ def check_rows(checked: CheckedRoot, record: StoreRecord, stored: Spec) -> Itera
     try:
         generations = Generations.open(folder / GENERATION_FILE, uid=record.uid)
     except TDServeError as error:
-        repair = partial(restore_generations, folder, record, stored)
+        repair = partial(restore_generations, checked.root, record, stored)
         lost = Finding(checked.get_name(folder / GENERATION_FILE), str(error), record.name, repair=repair)
     if generations is not None and generations.structure != record.structure:  # nor do the files fit the catalog then
         checked.drop_changed_below(folder)
@@ -171,7 +171,7 @@ def _check_changed(checked: CheckedRoot, record: StoreRecord, stored: Spec, fold
             continue  # its records tell more
         reason = checked.changed.pop(name)
         if own == GENERATION_FILE:
-            repair = partial(restore_generations, folder, record, stored)
+            repair = partial(restore_generations, checked.root, record, stored)
             yield Finding(name, reason, record.name, repair=repair)
         elif own.startswith(COPY_FOLDER):
             repair = partial(remove_synced, folder / own)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tdserve.base.errors import TDServeError
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord
-from tdserve.server.checking.findings import REMOVED
+from tdserve.server.checking.findings import REMOVED, Outcome
 from tdserve.server.recovery.lost_rows import POWER_LOSS, Overwrite
 from tdserve.store.database.catalog_db import CatalogDB
 from tdserve.store.database.environments import DATA_FILE
@@ -23,7 +26,7 @@ from tdserve.store.durability.environment_scan import DamagedRecord, scan_here
 from tdserve.store.durability.record_copy import copy_records
 from tdserve.store.durability.watermark import SyncedStore, Watermark
 from tdserve.store.roots.root import Root
-from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, Generations
+from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, Generations, read_generations
 from tdserve.store.values import object_folders
 from tdserve.store.values.entry_tables import DERIVED_TABLES, TABLES, write_derived
 from tdserve.store.values.object_rows import COMMON, NAME_BYTES
@@ -110,10 +113,16 @@ def _find_values(folder: Path, record: StoreRecord) -> Path:
     return object_folders.get_folder(folder, epoch)
 
 
-def restore_generations(folder: Path, record: StoreRecord, stored: Spec) -> str:
-    """Replaces a damaged file of generations by those of the last sync."""
+def restore_generations(root: Root, record: StoreRecord, stored: Spec) -> Outcome:
+    """Replaces a damaged file of generations: by its own if only its header is damaged, else by those of the last sync.
+
+    After an orderly end those of the last sync are the last ones.
+    """
+    folder = root.store_folder(record.name)
     store = SyncedStore.from_spec(stored, uid=record.uid, folder=str(folder), structure=record.structure)
-    values = Watermark.open(store, makes=False).generations.copy()
+    is_orderly = root.run.has_ended_in_order()
+    own = None if is_orderly else _find_own_generations(store)
+    values = Watermark.open(store, makes=False).generations.copy() if own is None else own
     epochs = [path.suffix[1:] for path in object_folders.list_folders(folder)]
     epoch = max((int(each) for each in epochs if each.isdecimal()), default=0)
     Generations.replace(
@@ -126,7 +135,22 @@ def restore_generations(folder: Path, record: StoreRecord, stored: Spec) -> str:
     generations = Generations.open(folder / GENERATION_FILE, uid=record.uid, writable=True)
     generations.move_objects(epoch)
     generations.close()
-    return "as of the last sync"
+    if own is not None:
+        return Outcome("its header was written again; what it has of the rows stays")
+    lost = f"rows of store {record.name!r} that were written after the last sync"
+    return Outcome("as of the last sync", losses=[] if is_orderly else [lost])
+
+
+def _find_own_generations(store: SyncedStore) -> NDArray[np.int64] | None:
+    """Returns what a file of generations has behind a damaged header; None if it can be seen that this is damaged too:
+    generations only grow."""
+    own = read_generations(Path(store.folder, GENERATION_FILE), store.num_rows + 1, store.structure)
+    if own is None:
+        return None
+    least: NDArray[np.int64] | int = 0
+    with suppress(TDServeError):  # no sync has covered it
+        least = Watermark.open(store, makes=False).generations
+    return own if bool(np.all(own >= least)) else None
 
 
 def remove_synced(path: Path) -> str:

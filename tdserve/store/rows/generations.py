@@ -251,6 +251,22 @@ def read_structure(path: Path) -> int:
         return int.from_bytes(file.read(_ITEM_BYTES), "little", signed=True)
 
 
+def read_generations(path: Path, num_rows: int, structure: int) -> npt.NDArray[np.int64] | None:
+    """Returns the generations of a file whose header may be damaged; None unless its size and its structure are these.
+
+    Args:
+        num_rows: Number of its generations.
+        structure: Number of the store's structure.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    if len(content) != HEADER_BYTES + num_rows * _ITEM_BYTES or read_structure(path) != structure:
+        return None
+    return np.frombuffer(content, "<i8", offset=HEADER_BYTES).astype(np.int64)
+
+
 def is_marked_deleted(path: str | os.PathLike[str]) -> bool:
     """Returns whether the store of a generation file is being deleted; its other files may be gone already."""
     try:
