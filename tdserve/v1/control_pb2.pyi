@@ -1442,12 +1442,14 @@ class ListStoresResponse(_message.Message):
     def __init__(self, names: _Optional[_Iterable[str]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class DeleteStoreRequest(_message.Message):
-    __slots__ = ("name", "deletes_record")
+    __slots__ = ("name", "deletes_record", "uid")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DELETES_RECORD_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
     name: str
     deletes_record: bool
-    def __init__(self, name: _Optional[str] = ..., deletes_record: bool = ...) -> None: ...
+    uid: str
+    def __init__(self, name: _Optional[str] = ..., deletes_record: bool = ..., uid: _Optional[str] = ...) -> None: ...
 
 class ListKeysRequest(_message.Message):
     __slots__ = ("name", "include_nested", "leaves_only", "sort")

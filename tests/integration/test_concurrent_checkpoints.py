@@ -21,7 +21,7 @@ def test_checkpoint_when_the_client_makes_another_meanwhile_then_has_what_was_wr
         for name in "xy":
             client.init_remote(TensorDict({"a": torch.zeros(1000, 8)}, [1000]), name)
             client[name].set_at_("a", torch.zeros(8), 3)  # so that it has files
-        second = []
+        second = list[bool]()
 
         def make_another(progress: CheckpointProgress) -> None:
             if progress.store == "y" and not second:  # x was read

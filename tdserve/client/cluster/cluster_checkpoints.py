@@ -133,9 +133,9 @@ def restore_cluster(
 
 
 def _restore_chosen(
-    members: Members, chosen: Mapping[int, _Chosen], restore: Callable[..., list[str]], deadline: Deadline
+    members: Members, chosen: Mapping[int, _Chosen], restore: Callable[..., dict[str, str]], deadline: Deadline
 ) -> list[str]:
-    restored: dict[int, list[str]] = {}
+    restored: dict[int, dict[str, str]] = {}
     try:
         for server, each in chosen.items():
             restored[server] = restore(members.get(server), each.archive, each.checkpoint, names=each.names)

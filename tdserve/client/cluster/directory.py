@@ -26,7 +26,7 @@ from tdserve.client.client import Client
 from tdserve.client.cluster.calls_that_follow import call_and_follow
 from tdserve.client.cluster.latest_records import choose_latest
 from tdserve.client.cluster.members import Members
-from tdserve.client.cluster.placement_records import ForwardCheck, delete_record, find_here, record_forwards
+from tdserve.client.cluster.placement_records import ForwardCheck, delete_copy, find_here, record_forwards
 from tdserve.client.moves.move_steps import request_step
 from tdserve.client.session.calls.call_conditions import may_repeat
 from tdserve.client.session.calls.call_deadline import within
@@ -347,7 +347,7 @@ class Directory:
             parts = [name_part(name, shard) for shard, at in enumerate(placement.servers) if at == place.server]
             if any(isinstance(self._ask_server(place.server, part), StoreDescription) for part in parts):
                 return place
-            delete_record(self._members.get(place.server), name)
+            delete_copy(self._members, name, place.server)
         return Place(self.get_owner(name))
 
     def _ask_target(self, name: str, moved: StoreMovedError, deadline: Deadline) -> tuple[_Answer, bool]:

@@ -9,12 +9,20 @@ from dataclasses import replace
 from functools import partial
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ConnectError, DeadlineExceededError, StoreExistsError, TransportError
+from tdserve.base.errors import (
+    ConnectError,
+    DeadlineExceededError,
+    StoreExistsError,
+    StoreNotFoundError,
+    TransportError,
+)
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_servers import ClusterServers
 from tdserve.client.cluster.members import Members
-from tdserve.client.cluster.placement_records import create_record, delete_copy, delete_record, record_copy
+from tdserve.client.cluster.placement_records import create_record, delete_copy, delete_record, find_here, record_copy
 from tdserve.client.session.calls.call_deadline import within
+from tdserve.client.session.catalog.description import StoreDescription
+from tdserve.client.session.store_changes import delete_store
 from tdserve.rules.lost_servers import REACH_S
 from tdserve.rules.placement import PlacementRecord, name_part, name_splits
 
@@ -22,9 +30,11 @@ UNDO_TIMEOUT_S = 2.0
 """Time to remove what was created of a store whose creation has failed, also if its own time is over."""
 
 
-def record_placement(cluster: ClusterServers, name: str, placement: PlacementRecord, *, exists_ok: bool) -> None:
-    """Makes the owner of a name record that several servers share the store. This is its creation: a client that finds
-    the record waits for parts that do not exist yet. Of a store that exists only the record, or a copy, is compared.
+def record_placement(cluster: ClusterServers, name: str, placement: PlacementRecord, *, exists_ok: bool) -> str:
+    """Makes the owner of a name record that several servers share the store; returns the record's incarnation.
+
+    This is its creation: a client that finds the record waits for parts that do not exist yet. Of a store that exists
+    only the record, or a copy, is compared.
 
     Raises:
         StoreExistsError: There is a store of this name, or another record with ``exists_ok``.
@@ -32,8 +42,9 @@ def record_placement(cluster: ClusterServers, name: str, placement: PlacementRec
     """
     server = cluster.directory.find(name).server
     with cluster.directory.begin_creation(name, server):
-        create_record(cluster.members.get(server), name, placement, exists_ok=exists_ok)
+        uid = create_record(cluster.members.get(server), name, placement, exists_ok=exists_ok)
     cluster.directory.forget(name)
+    return uid
 
 
 def create_parts(
@@ -72,7 +83,7 @@ def create_parts(
     else:
         check_answers(cluster.members, name, placement)
         placement = replace(placement, owner=cluster.directory.find(name).server)
-    record_placement(cluster, name, placement, exists_ok=exists_ok)
+    uid = record_placement(cluster, name, placement, exists_ok=exists_ok)
     cluster.get_lost_parts(name).forget()
     made: list[tuple[int, str]] = []
     copies = placement.list_copies()
@@ -89,7 +100,7 @@ def create_parts(
     except Exception:  # also of wrong arguments
         if not exists_ok:  # otherwise it is unknown which of them this call has made
             with within(Deadline.after(UNDO_TIMEOUT_S)):
-                _take_back(cluster, name, made, copies)
+                _take_back(cluster, name, uid, made, copies)
         raise
     if lost and not (exists and made_at):
         raise min(lost.values(), key=lambda each: isinstance(each, ConnectError))  # which says that nothing was sent
@@ -98,16 +109,36 @@ def create_parts(
         create_record(cluster.members.get(owner), name, replace(placement, copy_at=None))
 
 
-def _take_back(cluster: ClusterServers, name: str, made: Iterable[tuple[int, str]], copies: Iterable[int]) -> None:
-    """Deletes what was made of a store, as far as the servers answer."""
+def _take_back(
+    cluster: ClusterServers, name: str, uid: str, made: Iterable[tuple[int, str]], copies: Iterable[int]
+) -> None:
+    """Deletes what was made of a store, as far as the servers answer; nothing if another client has deleted it and made
+    its own.
+
+    Args:
+        uid: Incarnation of the record that was made.
+    """
+    found = dict[tuple[int, str], str]()
     for server, part in made:
         with suppress(TransportError, DeadlineExceededError):
-            cluster.members.get(server).delete(part)
+            known = find_here(cluster.members.get(server), part)
+            if isinstance(known, StoreDescription):
+                found[server, part] = known.uid
+    owner = None
+    with suppress(TransportError, DeadlineExceededError):
+        owner = cluster.members.get(cluster.directory.find(name).server)
+        record = find_here(owner, name)  # after the parts: what was found of them is of no later record
+        if record is not None and (not isinstance(record, StoreDescription) or record.uid != uid):
+            return
+    for (server, part), part_uid in found.items():
+        with suppress(TransportError, DeadlineExceededError, StoreNotFoundError):
+            delete_store(cluster.members.get(server), part, uid=part_uid)
     for server in copies:
         with suppress(TransportError, DeadlineExceededError):  # a copy without its record is removed when it is found
             delete_copy(cluster.members, name, server)
-    with suppress(TransportError, DeadlineExceededError):
-        delete_record(cluster.members.get(cluster.directory.find(name).server), name)
+    if owner is not None:
+        with suppress(TransportError, DeadlineExceededError, StoreNotFoundError):
+            delete_record(owner, name, uid=uid)
     cluster.directory.forget(name)
 
 

@@ -10,6 +10,7 @@ from tdserve.base.errors import (
     ConnectError,
     StoreExistsError,
     StoreMovedError,
+    StoreNotFoundError,
     TDServeError,
     TransportError,
 )
@@ -44,8 +45,8 @@ def find_here(
         return error
 
 
-def create_record(client: Client, name: str, record: PlacementRecord, *, exists_ok: bool = False) -> None:
-    """Makes a server record where a store is.
+def create_record(client: Client, name: str, record: PlacementRecord, *, exists_ok: bool = False) -> str:
+    """Makes a server record where a store is; returns the record's incarnation.
 
     Raises:
         StoreExistsError: It has a store of this name, or another record.
@@ -54,7 +55,7 @@ def create_record(client: Client, name: str, record: PlacementRecord, *, exists_
     empty = capture({}, store=name)
     request = StoreOptions(exists_ok, None, None).make_message(name, empty.spec, control_pb2.STORE_KIND_PLACEMENT)
     request.settings = record.to_json()
-    create_store(client, request, empty.spec)
+    return create_store(client, request, empty.spec)[0].uid
 
 
 def record_copy(members: Members, name: str, server: int, copy: PlacementRecord) -> None:
@@ -68,24 +69,31 @@ def record_copy(members: Members, name: str, server: int, copy: PlacementRecord)
         request_step(client, name, place=copy.to_json())
 
 
-def delete_record(client: Client, name: str) -> None:
-    """Deletes the record of a shared store, or a copy of it, at a server."""
-    delete_store(client, name, deletes_record=True)
+def delete_record(client: Client, name: str, *, uid: str = "") -> None:
+    """Deletes the record of a shared store, or a copy of it, at a server.
+
+    Args:
+        uid: Its incarnation; "" for any.
+
+    Raises:
+        StoreNotFoundError: There is none, or another incarnation.
+    """
+    delete_store(client, name, uid=uid, deletes_record=True)
 
 
 def delete_copy(members: Members, name: str, server: int) -> None:
     """Deletes a server's copy of the record of a shared store, if it has one."""
-    if _has_copy(members.get(server), name):
-        delete_record(members.get(server), name)
+    copy = _find_copy(members.get(server), name)
+    if copy is not None:
+        with suppress(StoreNotFoundError):  # it has gone meanwhile
+            delete_record(members.get(server), name, uid=copy.uid)
 
 
-def _has_copy(client: Client, name: str) -> bool:
+def _find_copy(client: Client, name: str) -> StoreDescription | None:
     found = find_here(client, name)
-    return (
-        isinstance(found, StoreDescription)
-        and found.kind == "placement"
-        and PlacementRecord.from_json(found.settings).is_copy
-    )
+    if not isinstance(found, StoreDescription) or found.kind != "placement":
+        return None
+    return found if PlacementRecord.from_json(found.settings).is_copy else None
 
 
 def record_forwards(members: Members, stores: Mapping[int, Iterable[str]]) -> dict[int, TransportError]:
@@ -111,7 +119,7 @@ def record_forwards(members: Members, stores: Mapping[int, Iterable[str]]) -> di
     def record(owner: int) -> None:
         for name, server in forwards[owner].items():
             with suppress(StoreExistsError, StoreMovedError):
-                if not _has_copy(members.get(server), name):
+                if _find_copy(members.get(server), name) is None:
                     create_record(members.get(owner), name, PlacementRecord.make_forward(server, make_uid()))
 
     return members.ask_all({owner: partial(record, owner) for owner in forwards})[1]

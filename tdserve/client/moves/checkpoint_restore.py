@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -76,6 +76,9 @@ class Copies(NamedTuple):
 MAX_NAMED = 5
 """Checkpoints, or stores of one, that an error names."""
 
+MAX_LATE = 10
+"""Requests to take back a restore that the server does not answer in time, after which no more are sent."""
+
 OnRestore = Callable[[RestoreProgress], None]
 
 
@@ -89,7 +92,7 @@ def restore_stores(
     taken: Collection[str],
     deadline: Deadline,
     on_progress: OnRestore,
-) -> list[str]:
+) -> dict[str, str]:
     """Makes stores of a checkpoint stores of a server.
 
     Args:
@@ -98,7 +101,7 @@ def restore_stores(
         taken: Names that the server's stores have.
 
     Returns:
-        The names of the new stores.
+        The incarnations of the new stores, by name.
 
     Raises:
         StoreNotFoundError: The checkpoint has no such store. Nothing was restored.
@@ -119,7 +122,7 @@ def restore_stores(
     chosen.sort(key=lambda store: store.kind != "weights")  # tables may follow them
     copies = Copies({store.name: prefix + store.name for store in chosen}, {store.uid: make_uid() for store in chosen})
     total_nbytes, nbytes = sum(store.nbytes for store in chosen), 0
-    restored: list[str] = []
+    restored: dict[str, str] = {}
     begun: dict[str, str] = {}
     try:
         for store in chosen:
@@ -128,21 +131,23 @@ def restore_stores(
             step = partial(request_step, client, name, move=begun[name], deadline=deadline)
             for come_nbytes in _bring(archive, store, _make_copy(store.moved, copies), step, deadline):
                 on_progress(RestoreProgress(store.name, nbytes + come_nbytes, total_nbytes))
+            restored[name] = begun[name]  # from now on it may be there, whether or not there is an answer
             step(show=True)
             nbytes += store.nbytes
-            restored.append(name)
             del begun[name]
     except BaseException:  # an interrupt too: otherwise the next attempt would find their names taken
         take_back(client, restored, begun)
         raise
-    return sorted(restored)
+    return restored
 
 
-def take_back(client: SessionClient, restored: Iterable[str], begun: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Deletes stores that were restored, as long as the server answers.
+def take_back(
+    client: SessionClient, restored: Mapping[str, str], begun: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Deletes stores that were restored, as long as the server answers; none that others have made since.
 
     Args:
-        restored: Their names.
+        restored: Their incarnations, by name; of those that are begun too it is unknown whether they are there.
         begun: Moves that are not complete, by the names of their stores.
     """
 
@@ -150,12 +155,17 @@ def take_back(client: SessionClient, restored: Iterable[str], begun: Mapping[str
         request_step(client, name, deadline=deadline, move=begun[name], give_up=True)
 
     def delete(name: str, deadline: Deadline) -> None:
-        delete_store(client, name, deletes_record=True, deadline=deadline)
+        delete_store(client, name, uid=restored[name], deletes_record=True, deadline=deadline)
 
+    num_late = 0
     for change, name in (*((give_up, each) for each in begun), *((delete, each) for each in restored)):
         try:
             change(name, Deadline.after(UNDO_S))
-        except (ConnectError, DeadlineExceededError):
+        except DeadlineExceededError:  # a deletion that waits for the disk is done
+            num_late += 1
+            if num_late == MAX_LATE:
+                return
+        except ConnectError:
             return
         except TDServeError:
             continue

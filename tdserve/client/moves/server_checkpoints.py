@@ -99,7 +99,7 @@ def restore_server(
     with name_another([(checkpoint_id, archive)]):
         found = load(archive, checkpoint_id)
         parts = [each.name for each in found.stores if find_whole(each.name) in (wanted or ())]
-        return restore_stores(
+        restored = restore_stores(
             client,
             archive,
             found,
@@ -109,6 +109,7 @@ def restore_server(
             deadline=deadline,
             on_progress=on_progress,
         )
+    return sorted(restored)
 
 
 def check_no_parts(names: Collection[str]) -> None:

@@ -48,15 +48,21 @@ def end_filling(client: SessionClient, name: str, identity: str, *, gives_up: bo
 
 
 def delete_store(
-    client: SessionClient, name: str, *, deletes_record: bool = False, deadline: Deadline | None = None
+    client: SessionClient,
+    name: str,
+    *,
+    uid: str = "",
+    deletes_record: bool = False,
+    deadline: Deadline | None = None,
 ) -> None:
     """Deletes a store; see ``Client.delete``.
 
     Args:
+        uid: Its incarnation, beside which none is deleted; "" for any.
         deletes_record: Whether it may be the record of a store that servers share, whose parts are deleted, too.
         deadline: None: the client's default.
     """
-    asked = control_pb2.DeleteStoreRequest(name=check_store_name(name), deletes_record=deletes_record)
+    asked = control_pb2.DeleteStoreRequest(name=check_store_name(name), deletes_record=deletes_record, uid=uid)
     _change(client, f"the deletion of {name!r}", deadline, delete_store=asked)
 
 

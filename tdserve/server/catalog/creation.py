@@ -212,19 +212,26 @@ class Creation:
             raise StoreExistsError(name=name, reason="rows were written to it, or it was created again")
         await self.delete(name)
 
-    async def delete(self, name: str, record: Record | None = None) -> None:
-        """Deletes a store, even a damaged one; the user's folder of an adopted store stays. Raises StoreNotFoundError.
+    async def delete(self, name: str, record: Record | None = None, *, uid: str = "") -> None:
+        """Deletes a store, even a damaged one; the user's folder of an adopted store stays.
 
         Args:
             record: Opens the transaction that commits the deletion together with the answer.
+            uid: Its incarnation; "" for any.
+
+        Raises:
+            StoreNotFoundError: There is none, or another incarnation.
         """
         open_transaction = self._stores.db.begin_transaction if record is None else partial(record, control_pb2.Done())
         begin = partial(open_transaction, uses_reserve=True)
         known = self._stores.catalog.find(check_store_name(name))
-        if known is not None and known.packed:
+        if known is not None and known.packed and uid in ("", known.uid):
             self._stores.delete_packed(known, begin)
             return
         await self._stores.open_apart(name)
+        known = self._stores.catalog.find(name)
+        if known is None or uid not in ("", known.uid):
+            raise StoreNotFoundError(name=name)
         try:
             store = self._stores.get(name)
         except CorruptDataError:

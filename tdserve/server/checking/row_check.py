@@ -171,11 +171,11 @@ def _check_changed(checked: CheckedRoot, record: StoreRecord, stored: Spec, fold
             continue  # its records tell more
         reason = checked.changed.pop(name)
         if own == GENERATION_FILE:
-            repair = partial(restore_generations, checked.root, record, stored)
-            yield Finding(name, reason, record.name, repair=repair)
+            restore = partial(restore_generations, checked.root, record, stored)
+            yield Finding(name, reason, record.name, repair=restore)
         elif own.startswith(COPY_FOLDER):
-            repair = partial(remove_synced, folder / own)
-            yield Finding(name, f"{reason}; it is a copy of what is elsewhere", record.name, repair=repair)
+            remove = partial(remove_synced, folder / own)
+            yield Finding(name, f"{reason}; it is a copy of what is elsewhere", record.name, repair=remove)
         elif own in _SUMMED_FILES:  # that tells which rows are damaged, if any
             yield Finding(name, reason, record.name, repair=lambda: "only rows that are damaged too use it")
         elif not own.startswith(("rows/", "extra/")):

@@ -77,7 +77,7 @@ class StoreRequests:
             _check_no_parts(name, placement)
         if known is None or not known.packed:
             await inline_tasks.ensure_task()
-        await self._creation.delete(name, self._make_record(session, request))
+        await self._creation.delete(name, self._make_record(session, request), uid=asked.uid)
         if store is not None:
             self._relays.forget_deleted(store)
         if known is not None and known.durability == "disk":

@@ -12,5 +12,8 @@ def test_take_back_when_a_restore_has_failed_then_what_it_brought_is_gone_and_it
 ) -> None:
     for name in ("one", "two"):
         client.init_remote(TensorDict({"x": torch.zeros(2)}, [2]), name)
-    take_back(client, ["one", "absent", "two"], {"three": f"{7:032x}"})
-    assert not {"one", "two"} & {*client.stores()}
+    uids = {name: client.describe(name).uid for name in ("one", "two")}
+    client.init_remote(TensorDict({"x": torch.zeros(2)}, [2]), "of another")
+    take_back(client, {"absent": f"{8:032x}", **uids, "of another": f"{9:032x}"}, {"three": f"{7:032x}"})
+    assert {"one", "two", "of another"} & {*client.stores()} == {"of another"}
+    client.delete("of another")
