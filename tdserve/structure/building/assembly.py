@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    is_tensor_collection,
+    is_tensorclass,
+)
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.building.deferred import Deferred, defer_stack, defer_values, materialise
@@ -191,42 +199,77 @@ def take_columns(value: Any, dim: int) -> Any:
 
 
 def assign(td: Any, source: Any) -> None:
-    """Makes a tensordict hold what another one of the same structure holds.
+    """Makes a tensordict hold what another one of the same structure holds, and nothing else.
 
-    Dense tensors are written in place; ragged entries are replaced.
+    Dense tensors are written in place; ragged entries are replaced. Rows and elements may have any keys: those that
+    ``source`` lacks are removed.
 
     Raises:
-        NotSupportedError: The destination is locked, and an entry would have to be replaced.
+        NotSupportedError: An entry would have to be replaced and the destination is locked, or rows differ and it is no
+            lazy stack. Nothing was written.
     """
+    if not _can_hold_rows(td, source):
+        reason = "no tensordict but a lazy stack holds them; give one, or leave out=None"
+        raise NotSupportedError(feature="a destination that is no lazy stack, for rows that differ", reason=reason)
+    for write in list(_plan_writes(td, source)):
+        write()
+
+
+def _plan_writes(td: Any, source: Any) -> Iterator[Callable[[], Any]]:
+    """Yields the writes of ``assign``, which check nothing any more. Errors as there."""
     td, source = strip_wrappers(td), strip_wrappers(source)
     if isinstance(td, LazyStackedTensorDict):
-        rows = source.unbind(td.stack_dim)
-        if len(rows) == len(td.tensordicts) and not isinstance(td, NonTensorStack):
-            for number, (row, new) in enumerate(zip(td.tensordicts, rows, strict=True)):
-                if tuple(row.batch_size) == tuple(new.batch_size):
-                    assign(row, new)
-                else:
-                    _check_unlocked(td)
-                    td.tensordicts[number] = new
-                    set_batch_size(td, source.batch_size)
-            return
+        yield from _plan_rows(td, source.unbind(td.stack_dim), source.batch_size)
+        return
     held: dict[str, Any] = entries_of(td)
-    for key, new in source.items():
+    found: dict[str, Any] = dict(source.items())
+    for key, new in found.items():
         old: Any = held.get(key)
         if is_tensor_collection(new) and is_tensor_collection(old) and _is_written_through(old, new):
-            assign(old, new)
+            yield from _plan_writes(old, new)
         elif isinstance(new, torch.Tensor) and not new.is_nested and _is_place(old, new):
-            write_in_place(old.detach(), new)
+            yield partial(write_in_place, old.detach(), new)
         elif type(old) is type(new) is NonTensorData and is_same(old.data, new.data):
             continue
         else:
             _check_unlocked(td)
-            held[key] = new
+            yield partial(held.__setitem__, key, new)
+    for key in held.keys() - found.keys():
+        _check_unlocked(td)
+        yield partial(held.__delitem__, key)
+
+
+def _plan_rows(td: Any, rows: Sequence[Any], batch_size: torch.Size) -> Iterator[Callable[[], Any]]:
+    """Yields the writes into the rows of a lazy stack."""
+    held = td.tensordicts
+    for number, (row, new) in enumerate(zip(held, rows, strict=True)):
+        if _is_written_through(row, new):
+            yield from _plan_writes(row, new)
+        else:
+            _check_unlocked(td)
+            yield partial(held.__setitem__, number, new)
+            yield partial(set_batch_size, td, batch_size)
 
 
 def _is_written_through(old: Any, new: Any) -> bool:
-    is_value = isinstance(old, NonTensorStack) or is_value_class(type(old))
-    return not is_value and tuple(old.batch_size) == tuple(new.batch_size)
+    """Returns whether an object can stay, and take the content of another."""
+    if isinstance(old, NonTensorStack) or is_value_class(type(old)) or is_value_class(type(new)):
+        return False
+    if (is_tensorclass(old) or is_tensorclass(new)) and type(old) is not type(new):
+        return False
+    return tuple(old.batch_size) == tuple(new.batch_size) and _can_hold_rows(old, new)
+
+
+def _can_hold_rows(td: Any, source: Any) -> bool:
+    """Returns whether a tensordict that stays can hold rows: where they differ, only a lazy stack can."""
+    if isinstance(strip_wrappers(td), LazyStackedTensorDict):
+        return True
+    rows = strip_wrappers(source)
+    if not isinstance(rows, LazyStackedTensorDict):
+        return True
+    forms = ((row.batch_size, {key: leaf.shape for key, leaf in row.items(True, True)}) for row in rows.tensordicts)
+    first = next(forms, None)
+    return all(form == first for form in forms)
 
 
 def _is_place(old: Any, new: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ from tensordict import NonTensorStack, TensorDict, lazy_stack
 from tdserve.base.errors import NotSupportedError
 from tdserve.structure.building.assembly import PackedNode, RowsWithColumns, assign, build_entry, take_columns
 from tdserve.structure.trees.nodes import PACKED, Form, Node, Ragged, ValueLeaf
-from tests.ragged import CASES, check_same, rows, turn_rows
+from tests.ragged import CASES, check_same, made, rows, turn_rows
 
 JAGGED = Ragged(Form.JAGGED, "float32", (-1,))
 
@@ -84,6 +84,67 @@ def test_assign_when_batch_size_differs_then_the_row_is_replaced() -> None:
 def test_assign_when_destination_is_locked_then_refuses() -> None:
     with pytest.raises(NotSupportedError, match="locked"):
         assign(CASES["jagged"].clone().lock_(), CASES["jagged"])
+
+
+def _make_rows(*rows: dict[str, Any]) -> Any:
+    return lazy_stack([TensorDict(row, []) for row in rows])
+
+
+def _count_up(*sizes: int) -> torch.Tensor:
+    return torch.arange(float(torch.Size(sizes).numel())).view(sizes)
+
+
+def test_assign_when_the_source_lacks_keys_then_they_are_removed_at_every_level() -> None:
+    zeros = torch.zeros(2)
+    target = _make_rows(
+        {"a": zeros.clone(), "gone": zeros, "n": TensorDict({"b": zeros.clone(), "gone": zeros}, [])},
+        {"a": zeros.clone(), "n": TensorDict({"b": zeros.clone()}, [])},
+    )
+    source = _make_rows(
+        {"a": _count_up(2), "n": TensorDict({"b": _count_up(2)}, [])},
+        {"a": _count_up(2), "n": TensorDict({"b": _count_up(2), "new": _count_up(3)}, [])},
+    )
+    kept = target.tensordicts[0]["a"]
+    assign(target, source)
+    check_same(source, target)
+    assert target.tensordicts[0]["a"] is kept
+    assert set(target.tensordicts[0].keys(True)) == {"a", "n", ("n", "b")}
+
+
+def test_assign_when_an_entry_becomes_a_stack_of_rows_that_differ_then_no_key_is_lost() -> None:
+    target = _make_rows({"n": TensorDict({"a": torch.zeros(2, 1)}, [2])}, {})
+    differing = _make_rows({"a": _count_up(1)}, {"a": _count_up(1), "b": _count_up(2)})
+    assign(target, _make_rows({"n": differing}, {}))
+    check_same(differing, target.tensordicts[0]["n"])
+
+
+def test_assign_when_a_row_has_another_class_then_it_has_that_of_the_source() -> None:
+    target = _make_rows({"n": TensorDict({"role": "user", "content": "no"}, [])}, {})
+    source = _make_rows({"n": made(role="user", content="yes")}, {})
+    assign(target, source)
+    check_same(source, target)
+
+
+def test_assign_when_no_row_of_the_source_differs_then_a_dense_destination_takes_them() -> None:
+    target = TensorDict({"a": torch.zeros(2, 2)}, [2]).lock_()
+    assign(target, _make_rows({"a": _count_up(2)}, {"a": _count_up(2)}))
+    assert target["a"].tolist() == [[0.0, 1.0], [0.0, 1.0]]
+
+
+def test_assign_when_a_dense_destination_cannot_hold_rows_that_differ_then_refuses() -> None:
+    target = TensorDict({"a": torch.zeros(2, 2)}, [2])
+    with pytest.raises(NotSupportedError, match="rows that differ"):
+        assign(target, _make_rows({"a": _count_up(2)}, {"a": _count_up(2), "b": _count_up(1)}))
+    assert not target["a"].any()
+
+
+def test_assign_when_a_later_row_is_locked_then_nothing_is_written() -> None:
+    target = _make_rows({"a": torch.zeros(2)}, {"a": torch.zeros(2), "gone": torch.zeros(1)})
+    target.tensordicts[1].lock_()
+    with pytest.raises(NotSupportedError, match="locked"):
+        assign(target, _make_rows({"a": _count_up(2)}, {"a": _count_up(2)}))
+    assert target.tensordicts[0]["a"].tolist() == [0.0, 0.0]
+    assert target.tensordicts[1].sorted_keys == ["a", "gone"]
 
 
 def test_rows_with_columns_when_asked_for_a_key_then_looks_beside_first() -> None:
