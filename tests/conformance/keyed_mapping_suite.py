@@ -15,6 +15,9 @@ from tests.conformance.keyed_suite import assert_same, entries, entry
 NUM_MANY = 2_500
 """More entries than an iterator reads in one call."""
 
+NUM_EARLY = 20
+"""Puts with an early return; some of them are still under way when the next call is made."""
+
 
 def make_pair(number: int) -> torch.Tensor:
     """Returns a tensor that shows a number."""
@@ -130,6 +133,16 @@ class KeyedMappingSuite(KeyedArgumentsSuite):
         kv.clear()
         assert (len(kv), list(kv.items())) == (0, [])
         kv.clear()
+
+    def test_clear_when_a_put_with_an_early_return_was_before_then_empty(
+        self, client: tdserve.Client, name: str
+    ) -> None:
+        kv = client.create_kv(name)
+        for number in range(NUM_EARLY):
+            put = [kv.put(f"{key}{number}", torch.zeros(1000), return_early=True) for key in "ab"]
+            kv.clear()
+            assert [each.done() for each in put] == [True, True]
+            assert (kv.keys(), len(kv)) == ([], 0)
 
     def test_pop_when_a_key_is_named_twice_then_its_value_twice(self, client: tdserve.Client, name: str) -> None:
         kv = client.create_kv(name)

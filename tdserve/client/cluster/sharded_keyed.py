@@ -248,6 +248,9 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
             error.values = popped or None
             raise
 
+    def _settle_puts(self) -> None:
+        self.ask_parts(range(self.num_shards), lambda _, part: part._settle_puts())
+
     def _wait_present(self, keys: Sequence[str], timeout_s: float | None) -> None:
         """Waits until all entries are there; errors as in ``get``."""
         if timeout_s != 0:

@@ -62,6 +62,7 @@ class EntryMapping:
         put: Callable[..., Any]
         delete: Callable[..., int]
         info: Callable[[], dict[str, Any]]
+        _settle_puts: Callable[[], None]
 
     def items(self, prefix: str = "", *, select: Any = None, numpy: bool | None = None) -> EntryIterator:
         """Returns an iterator over keys and values, sorted by key, which reads many entries in each call.
@@ -107,7 +108,13 @@ class EntryMapping:
         return found
 
     def clear(self) -> None:
-        """Deletes the entries that are there when it begins; in a call for each 16,384."""
+        """Deletes the entries that are there when it begins, also those of earlier puts of this handle with an early
+        return; in a call for each 16,384.
+
+        Raises:
+            DeadlineExceededError: There was no answer in time; such puts had none, for example.
+        """
+        self._settle_puts()  # the list of keys may overtake them
         keys = self.keys()
         for start in range(0, len(keys), MAX_KEYS):
             self.delete(keys[start : start + MAX_KEYS], missing_ok=True)

@@ -207,6 +207,10 @@ class KeyedHandle(EntryMapping, ByAddress):
                 raise unanswered from error
         return values
 
+    def _settle_puts(self) -> None:
+        """Waits for the puts that were made before, but for their success."""
+        self._coalescer.flush(self._client.make_deadline(None))
+
     def _remove(self, keys: list[bytes], if_versions: list[int], deadline: Deadline, *, missing_ok: bool) -> int:
         def attempt(session: Session, request: int, deadline: Deadline) -> int:
             asked = control_pb2.RemoveRequest(
