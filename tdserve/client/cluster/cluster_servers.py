@@ -98,7 +98,9 @@ class ClusterServers:
         found, _ = self.members.ask_clients(
             servers, lambda client: client.catalog.find_names_around(name, num_names, timeout_s)
         )
-        return sorted({find_whole(each) or each for names in found.values() for each in names})
+        all_names = {each for names in found.values() for each in names}
+        # A part that is missing is not meant by the name of its store, by which its error will be shown.
+        return sorted({each if each == name else find_whole(each) or each for each in all_names} - {find_whole(name)})
 
     def find_moved(self, error: StoreMovedError, deadline: Deadline) -> Client:
         """Finds the client of the server that has a store now which another one has refused with this error.

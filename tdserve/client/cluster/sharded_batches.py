@@ -11,7 +11,13 @@ from threading import BoundedSemaphore
 from typing import Any
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, EndOfStreamError, TDServeError, WrongStateError
+from tdserve.base.errors import (
+    DeadlineExceededError,
+    EndOfStreamError,
+    StoreNotFoundError,
+    TDServeError,
+    WrongStateError,
+)
 from tdserve.client.cluster.drawn_parts import DrawnPart
 from tdserve.client.cluster.shard_draws import ShardDraws
 from tdserve.client.cluster.sharded_table import ShardedTable
@@ -211,7 +217,9 @@ def _fill(draw: Callable[[int], tuple[Share | None, Any]], ahead: BatchesAhead, 
             share, batch = draw(number)
         except BaseException as error:  # noqa: BLE001 (outermost frame of the thread: the iterator raises it)
             room.release()
-            if not isinstance(error, DeadlineExceededError) and not getattr(error, "retryable", False):
+            # A table that was deleted may be made anew under its name.
+            passes = isinstance(error, (DeadlineExceededError, StoreNotFoundError))
+            if not passes and not getattr(error, "retryable", False):
                 ahead.put(error)
                 return
             ahead.put_passing(error)

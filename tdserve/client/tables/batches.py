@@ -20,6 +20,7 @@ from tdserve.base.errors import (
     EndOfStreamError,
     PeerLostError,
     StoreMovedError,
+    StoreNotFoundError,
     StructureChangedError,
     TDServeError,
 )
@@ -125,6 +126,7 @@ class Batches:
 
     Raises (from ``next``):
         DeadlineExceededError: No batch came in time. The next call continues.
+        StoreNotFoundError: The table was deleted. A call after it was made anew continues with its rows.
         ClosedError: The iterator or its client was closed.
     """
 
@@ -223,6 +225,10 @@ def _fetch_until_closed(order: _Order) -> None:
         except DeadlineExceededError as error:
             order.ahead.put_passing(error)
             progress.record_progress()
+        except StoreNotFoundError as error:  # it may be made anew under its name
+            order.ahead.put_passing(error)
+            order.ahead.closed.wait(progress.backoff_s)
+            progress.backoff_s = lengthen(progress.backoff_s)
         except REPEATED as error:
             if getattr(error, "server", None) is not None:  # this client knows no other server
                 order.ahead.put(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,6 +13,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.client.cluster.lost_parts import CREATION_S
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -172,3 +174,33 @@ def test_shared_table_when_a_shared_one_of_the_other_kind_has_its_name_then_ever
             with pytest.raises(tdserve.WrongStateError, match=other.words):
                 pytest.fail(f"call {number} returned {call(handle)!r}")
     assert describe(client, name) == before
+
+
+def test_part_when_it_is_missing_then_its_error_names_no_store_that_is_the_one_it_belongs_to(
+    client: tdserve.ClusterClient, name: str
+) -> None:
+    make_table(client, name, True)
+    names = client.members.get(0).catalog.missing_names
+    assert names.find_near(f"{name}#9") == []
+    assert names.find_near(f"{name}#0") is None
+
+
+def test_batches_when_their_shared_table_was_deleted_then_they_go_on_once_it_is_made_anew(
+    client: tdserve.ClusterClient, name: str
+) -> None:
+    make_table(client, name, True)
+    with client.replay(name).batches(4, timeout_s=20.0) as batches:
+        next(batches)
+        client.delete(name)
+        with pytest.raises(tdserve.StoreNotFoundError) as caught:
+            list(batches)
+        assert f"but '{name}'" not in str(caught.value)
+        make_table(client, name, True)
+        wait_for(lambda: has_batch(batches), "a batch of the new table")
+
+
+def has_batch(batches: Any) -> bool:
+    """Takes a batch; returns False if the table was not there when it was asked for."""
+    with suppress(tdserve.StoreNotFoundError):
+        return len(next(batches)) == 4
+    return False

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -116,16 +117,24 @@ def test_batches_when_dropped_then_their_thread_ends(replay: tdserve.ReplayHandl
     assert not thread.is_alive()
 
 
-def test_next_when_the_store_is_deleted_then_its_error_and_then_closed(
+def test_next_when_the_store_is_deleted_then_its_error_and_batches_again_once_it_is_made_anew(
     client: tdserve.Client, replay: tdserve.ReplayHandle
 ) -> None:
     with replay.batches(4, prefetch=2) as batches:
         next(batches)
         client.delete(replay.name)
-        with pytest.raises(StoreNotFoundError, match=replay.name):
-            list(batches)  # what was prefetched, then the error
-        with pytest.raises(ClosedError):
-            next(batches)
+        for _ in range(2):
+            with pytest.raises(StoreNotFoundError, match=replay.name):
+                list(batches)  # what was prefetched, then the error
+        client.create_replay(replay.name, ROWS[0], 8).extend(ROWS)
+        wait_for(lambda: has_batch(batches), "a batch of the new table")
+
+
+def has_batch(batches: Any) -> bool:
+    """Takes a batch; returns False if the table was not there when it was asked for."""
+    with suppress(StoreNotFoundError):
+        return len(next(batches)) == 4
+    return False
 
 
 def test_iterator_when_closed_then_its_batches_and_its_thread_are_freed(replay: tdserve.ReplayHandle) -> None:
