@@ -56,7 +56,10 @@ class Place(NamedTuple):
 
 
 SHORTEST_S = 0.5
-"""Time for a server's answer, and for the connection to it, however little is left of the call's own."""
+"""Time for a server's answer, and for the connection to it, while so much is left of the call's own."""
+
+LEAST_S = 0.05
+"""The same once the call's own is over: 0 would be the time of a call that asks once, which waits longer."""
 
 LOOK_S = 10.0
 """Most time for a server's answer, before it is found out whether it hangs; one that is busy is asked again."""
@@ -72,7 +75,7 @@ def compute_look_s(deadline: Deadline) -> float:
     if deadline.timeout_s == 0:  # as any call that asks once
         return ONCE_GRACE_S
     rest_s = deadline.remaining_s
-    return LOOK_S if rest_s is None else min(max(SHORTEST_S, rest_s / 2), LOOK_S)
+    return LOOK_S if rest_s is None else min(max(SHORTEST_S, rest_s / 2), max(rest_s, LEAST_S), LOOK_S)
 
 
 class Directory:

@@ -41,6 +41,9 @@ THREADS_PER_SERVER = 2
 PROBE_WAIT_S = 0.1
 """How long a caller waits for the answer of a server that did not answer recently."""
 
+LATE_PROBE_S = 0.05
+"""Time for the answer of a server that has not answered a call in time, if that may wait no longer."""
+
 _Result = TypeVar("_Result")
 _log = logging.getLogger("tdserve.client")
 
@@ -156,9 +159,9 @@ class Members:
                 self._lost.note_found(server)
             _log.info("server %d of %s answers again", server, self.membership.text)
 
-    def _answers(self, server: int) -> bool:
+    def _answers(self, server: int, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
         try:
-            return check_health(self.membership.find(server), timeout_s=PROBE_TIMEOUT_S, tls=self._tls)
+            return check_health(self.membership.find(server), timeout_s=timeout_s, tls=self._tls)
         except TDServeError:
             return False
 
@@ -253,6 +256,7 @@ class Members:
             TDServeError: The first other error, once all calls have ended.
         """
 
+        whole = get_call_deadline() or Deadline.never
         until = deadline or get_call_deadline()
 
         def run(server: int, call: Callable[[], _Result]) -> _Result:
@@ -260,7 +264,9 @@ class Members:
                 with reach_within(reach_s), nullcontext() if until is None else within(until):
                     return call()
             except DeadlineExceededError:
-                if self._answers(server):
+                # A call whose time is over has waited for its answer already.
+                is_late = whole.expired and whole.timeout_s != 0
+                if self._answers(server, LATE_PROBE_S if is_late else PROBE_TIMEOUT_S):
                     raise
                 raise PeerLostError(peer=f"server {server}", reason="it has stopped answering") from None
 
