@@ -30,7 +30,7 @@ from tdserve.control.forking import (
     watch_forks,
 )
 from tdserve.control.parts import cut_large
-from tdserve.control.silence import HANDSHAKE_S, SilenceLooks
+from tdserve.control.silence import HANDSHAKE_S, LOOK_S, SilenceLooks
 from tdserve.control.status import MAY_BE_BUSY, NOBODY_THERE, from_rpc_error
 from tdserve.v1 import control_pb2
 
@@ -211,9 +211,9 @@ class ControlConnection:
         self._why_unknown = reason
         self._warn(reason)
 
-    def explain_silence(self, waited_s: float) -> str:
-        """Returns why there was no answer for so long, as far as this end can find out, and what to check. Takes up to
-        0.4 s."""
+    def explain_silence(self, waited_s: float, look_s: float = LOOK_S) -> str:
+        """Returns why there was no answer for so long, as far as this end can find out within ``look_s``, and what to
+        check."""
         waited = f"for {round(waited_s, 1 if waited_s >= 1 else 2):g} s"
         if self._why_unknown:
             return f"{self._why_unknown}, {waited}"
@@ -221,7 +221,7 @@ class ControlConnection:
             os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:  # grpc gives no other sign of a process that may open no more files
             return f"this process may not open a socket: {str(error.strerror).lower()} (ulimit -n)"
-        found = self._silence.find()
+        found = self._silence.find(look_s)
         if found.refusal:
             return found.refusal
         if found.why:

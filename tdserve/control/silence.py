@@ -48,8 +48,8 @@ class SilenceLooks:
         self._over_s = float("-inf")
         self._found = Silence()
 
-    def find(self) -> Silence:
-        """Returns the reason, as far as it is known within ``LOOK_S``."""
+    def find(self, within_s: float = LOOK_S) -> Silence:
+        """Returns the reason, as far as it is known within this time."""
         with self._lock:
             if self._is_over.is_set() and time.monotonic() - self._over_s > KEPT_S:
                 self._is_over.clear()
@@ -58,7 +58,7 @@ class SilenceLooks:
                     Thread(target=self._look, name="tdserve-silence", daemon=True).start()
                 except RuntimeError:  # the interpreter is exiting
                     self._is_over.set()
-        self._is_over.wait(LOOK_S)
+        self._is_over.wait(within_s)
         return self._found
 
     def _look(self) -> None:

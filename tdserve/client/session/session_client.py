@@ -418,7 +418,7 @@ class SessionClient:
                     timeout_s=wait_s,
                     explain_silence=self.catalog.connection.explain_silence,
                 )
-        return opening.wait(wait_s, begun_s=deadline.begun_s)
+        return opening.wait(wait_s, begun_s=deadline.begun_s, deadline=deadline)
 
     def _make_session(self, deadline: Deadline) -> Session:
         """Opens the client's session, in a thread of its own; one such thread runs at a time."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from threading import Condition, Thread, current_thread
 
-from tdserve.base.deadline import Deadline
+from tdserve.base.deadline import GRACE_S, Deadline
 from tdserve.base.errors import ConnectError, DeadlineExceededError
 from tdserve.client.session.session import Session
 
@@ -19,6 +19,9 @@ UNOPENED_JOIN_S = 0.1
 MIN_OPENING_S = 5.0
 """An opening continues for this long although the call that began it had less time: the next call uses the session."""
 
+LATE_LOOK_S = 0.05
+"""Time for a look why a server does not answer, by a call that is late."""
+
 
 class Opening:
     """The opening of one session. Threads: safe; any number may wait.
@@ -27,7 +30,7 @@ class Opening:
         open_session: Opens it until a deadline; blocks. The client owns the session, whether or not a call still waits.
         address: Address of the server, for errors.
         timeout_s: For the opening; at least ``MIN_OPENING_S``.
-        explain_silence: Returns why there was no answer for this many seconds.
+        explain_silence: Returns why there was no answer for this many seconds, as far as it is known within others.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class Opening:
         *,
         address: str,
         timeout_s: float,
-        explain_silence: Callable[[float], str],
+        explain_silence: Callable[[float, float], str],
     ) -> None:
         self._explain_silence = explain_silence
         self._address = address
@@ -56,11 +59,12 @@ class Opening:
         """Whether there is a session, or the opening has failed."""
         return self._session is not None or self._error is not None
 
-    def wait(self, timeout_s: float, *, begun_s: float | None = None) -> Session:
+    def wait(self, timeout_s: float, *, begun_s: float | None = None, deadline: Deadline = Deadline.never) -> Session:
         """Returns the session.
 
         Args:
             begun_s: When the whole call began, by ``time.monotonic``, for its error; None: now.
+            deadline: Of the call: one that is late already has not much time for the reason.
 
         Raises:
             ConnectError: It was not open in time; the opening continues.
@@ -73,7 +77,7 @@ class Opening:
                 return self._session
             if self._error is not None and not self._is_silence(self._error):
                 raise self._error
-        raise self._make_silence_error(time.monotonic() - begun_s, self._error)
+        raise self._make_silence_error(time.monotonic() - begun_s, _compute_look_s(deadline), self._error)
 
     def join(self) -> None:
         """Waits for the thread to end, once nothing blocks it any more; shortly if it has not opened a session, since
@@ -93,8 +97,8 @@ class Opening:
         """Returns whether the opening timed out; a waiting call that has more time tries again."""
         return isinstance(error, DeadlineExceededError) or (type(error) is ConnectError and self._deadline.expired)
 
-    def _make_silence_error(self, waited_s: float, cause: BaseException | None) -> ConnectError:
-        error = ConnectError(address=self._address, reason=self._explain_silence(waited_s))
+    def _make_silence_error(self, waited_s: float, look_s: float, cause: BaseException | None) -> ConnectError:
+        error = ConnectError(address=self._address, reason=self._explain_silence(waited_s, look_s))
         error.__cause__ = cause
         return error
 
@@ -102,3 +106,10 @@ class Opening:
         with self._changed:
             self._session, self._error = session, error
             self._changed.notify_all()
+
+
+def _compute_look_s(deadline: Deadline) -> float:
+    """Returns for how long a call looks for the reason of a silence, so that it is not late by more than a look."""
+    if deadline.timeout_s == 0:  # it asks once, and waits longer
+        return GRACE_S
+    return max(GRACE_S - deadline.overdue_s, LATE_LOOK_S)

@@ -7,16 +7,16 @@ from typing import Any, cast
 
 import pytest
 
-from tdserve.base.deadline import Deadline
+from tdserve.base.deadline import GRACE_S, Deadline
 from tdserve.base.errors import ClosedError, ConnectError, DeadlineExceededError
 from tdserve.client.session.session import Session
-from tdserve.client.session.session_opener import MIN_OPENING_S, Opening
+from tdserve.client.session.session_opener import LATE_LOOK_S, MIN_OPENING_S, Opening
 
 TIMEOUT_S = 20.0
 ADDRESS = "127.0.0.1:1"
 
 
-def explain(waited_s: float) -> str:
+def explain(waited_s: float, look_s: float) -> str:
     """Returns why there is no answer."""
     return f"silent for {waited_s:.2f} s"
 
@@ -55,7 +55,7 @@ def test_wait_when_time_is_up_then_error_and_the_next_finds_what_was_opened_mean
 
 def test_wait_when_the_reason_of_the_silence_is_known_then_the_error_has_it() -> None:
     slow = Slow()
-    opening = Opening(slow, address=ADDRESS, timeout_s=0.0, explain_silence=lambda _: "its name does not resolve")
+    opening = Opening(slow, address=ADDRESS, timeout_s=0.0, explain_silence=lambda *_: "its name does not resolve")
     with pytest.raises(ConnectError, match="its name does not resolve"):
         opening.wait(0.01)
     slow.may_open.set()
@@ -83,3 +83,27 @@ def test_wait_when_what_had_less_time_was_not_opened_in_it_then_an_error_that_a_
         opening.wait(TIMEOUT_S, begun_s=time.monotonic() - 1.0)
     assert caught.value.retryable
     assert isinstance(caught.value.__cause__, DeadlineExceededError)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "late_s", "expected_s"),
+    [(1.0, -0.5, GRACE_S), (1.0, 0.0, GRACE_S), (1.0, 0.3, 0.1), (1.0, 0.5, LATE_LOOK_S), (0.0, 2.0, GRACE_S)],
+)
+def test_wait_when_the_call_is_late_then_the_reason_is_looked_for_in_the_rest_of_its_grace(
+    timeout_s: float, late_s: float, expected_s: float
+) -> None:
+    looks: list[float] = []
+
+    def note_look(waited_s: float, look_s: float) -> str:
+        looks.append(look_s)
+        return "silent"
+
+    slow, now_s = Slow(), [0.0]
+    opening = Opening(slow, address=ADDRESS, timeout_s=0.0, explain_silence=note_look)
+    deadline = Deadline.after(timeout_s, clock=lambda: now_s[0])
+    now_s[0] = timeout_s + late_s
+    with pytest.raises(ConnectError):
+        opening.wait(0.0, deadline=deadline)
+    assert looks == [pytest.approx(expected_s)]
+    slow.may_open.set()
+    opening.join()
