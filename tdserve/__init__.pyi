@@ -65,16 +65,16 @@ from tdserve.client.client import (
 from tdserve.client.cluster.cluster_client import (
     ClusterClient as ClusterClient,
 )
-from tdserve.client.cluster.sharded_dataset import (
+from tdserve.client.cluster.stores.sharded_dataset import (
     ShardedDataset as ShardedDataset,
 )
-from tdserve.client.cluster.sharded_keyed import (
+from tdserve.client.cluster.stores.sharded_keyed import (
     ShardedKeyedHandle as ShardedKeyedHandle,
 )
-from tdserve.client.cluster.sharded_queue import (
+from tdserve.client.cluster.tables.sharded_queue import (
     ShardedQueueHandle as ShardedQueueHandle,
 )
-from tdserve.client.cluster.sharded_replay import (
+from tdserve.client.cluster.tables.sharded_replay import (
     ShardedReplayHandle as ShardedReplayHandle,
 )
 from tdserve.client.connecting import (
@@ -98,11 +98,14 @@ from tdserve.client.session.catalog.description import (
     StoreDescription as StoreDescription,
     VersionInfo as VersionInfo,
 )
-from tdserve.client.tables.batches import (
+from tdserve.client.tables.draws.batches import (
     Batches as Batches,
 )
-from tdserve.client.tables.nstep import (
-    NStep as NStep,
+from tdserve.client.tables.draws.taken_batches import (
+    TakenBatches as TakenBatches,
+)
+from tdserve.client.tables.draws.taking import (
+    Taken as Taken,
 )
 from tdserve.client.tables.queue import (
     QueueHandle as QueueHandle,
@@ -110,13 +113,10 @@ from tdserve.client.tables.queue import (
 from tdserve.client.tables.replay import (
     ReplayHandle as ReplayHandle,
 )
-from tdserve.client.tables.taken_batches import (
-    TakenBatches as TakenBatches,
+from tdserve.client.tables.writers.nstep import (
+    NStep as NStep,
 )
-from tdserve.client.tables.taking import (
-    Taken as Taken,
-)
-from tdserve.client.tables.writer import (
+from tdserve.client.tables.writers.writer import (
     ReplayWriter as ReplayWriter,
 )
 from tdserve.client.weights.pulls import (

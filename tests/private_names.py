@@ -35,7 +35,7 @@ FOREIGN_IN_TESTS: Mapping[tuple[str, str], str] = {
     ("tests.integration.loop_costs", "_run"): "of asyncio.Handle: times each callback of the event loop",
     ("tests.lent.sitecustomize", "_socket"): "the module of Python's that ``socket`` imports",
     ("tests.sameness", "_parameters"): "of torch.nn.Module: what counts as a parameter",
-    ("tests.unit.client.tables.test_sampling", "_version"): "of a tensor: how often torch has seen it written",
+    ("tests.unit.client.tables.draws.test_sampling", "_version"): "of a tensor: how often torch has seen it written",
     ("tests.unit.structure.tensors.test_independent_views", "_version"): "likewise",
     ("tests.unit.structure.tensordicts.test_state", "_parameters"): "of torch.nn.Module: what counts as a parameter",
     ("tests.unit.structure.test_tensordict_private", "_backend"): "of tensordict: that it is there",

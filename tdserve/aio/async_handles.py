@@ -20,22 +20,22 @@ from tdserve.aio.async_objects import (
     make_coroutine,
     make_opening,
 )
-from tdserve.client.cluster.sharded_batches import ShardedBatches, ShardedTaken
-from tdserve.client.cluster.sharded_keyed import ShardedKeyedHandle
-from tdserve.client.cluster.sharded_queue import ShardedQueueHandle
-from tdserve.client.cluster.sharded_replay import ShardedReplayHandle
+from tdserve.client.cluster.stores.sharded_keyed import ShardedKeyedHandle
+from tdserve.client.cluster.tables.sharded_batches import ShardedBatches, ShardedTaken
+from tdserve.client.cluster.tables.sharded_queue import ShardedQueueHandle
+from tdserve.client.cluster.tables.sharded_replay import ShardedReplayHandle
 from tdserve.client.datasets.epoch_batches import EpochBatches
 from tdserve.client.groups.group import Group
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.handles.view import StoreView
 from tdserve.client.kv.entry_mapping import EntryIterator
 from tdserve.client.kv.keyed_handle import KeyedHandle
-from tdserve.client.tables.batches import Batches
+from tdserve.client.tables.draws.batches import Batches
+from tdserve.client.tables.draws.taken_batches import TakenBatches
+from tdserve.client.tables.draws.taking import Taken
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
-from tdserve.client.tables.taken_batches import TakenBatches
-from tdserve.client.tables.taking import Taken
-from tdserve.client.tables.writer import ReplayWriter
+from tdserve.client.tables.writers.writer import ReplayWriter
 from tdserve.client.weights.subscription import Subscription
 
 

@@ -8,8 +8,8 @@ from tdserve.base.config import ClientConfig, TransportName
 from tdserve.base.tls import TLS
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_client import connect_cluster
-from tdserve.client.cluster.cluster_servers import ClusterRecipe
-from tdserve.client.cluster.membership import is_of_cluster
+from tdserve.client.cluster.servers.cluster_servers import ClusterRecipe
+from tdserve.client.cluster.servers.membership import is_of_cluster
 from tdserve.client.session.recipe import Recipe
 
 

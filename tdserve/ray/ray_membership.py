@@ -7,7 +7,7 @@ import os
 import ray
 
 from tdserve.base.errors import ConnectError
-from tdserve.client.cluster.membership import Membership
+from tdserve.client.cluster.servers.membership import Membership
 from tdserve.ray.actor_names import NAMESPACE, check_name, make_actor_name, parse_actor_name
 
 LOOK_UP_TIMEOUT_S = 2.0
@@ -36,8 +36,8 @@ class RayMembership(Membership):
             raise ConnectError(address=text, reason="Ray has no servers of this name; tdserve.ray.start starts them")
 
     def find(self, server: int) -> str:
-        """See :class:`~tdserve.client.cluster.membership.Membership`. A forked process cannot ask Ray: it takes what
-        was found before the fork."""
+        """See :class:`~tdserve.client.cluster.servers.membership.Membership`. A forked process cannot ask Ray: it takes
+        what was found before the fork."""
         if os.getpid() == self._pid:
             self._found[server], self.token = self._look_up(server)
         elif server not in self._found:

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.tables import batches, taking
+from tdserve.client.tables.draws import batches, taking
 from tests.integration.crashing import Crashing
 from tests.integration.ending_in_time import LIMIT_S, stopped, timed
 from tests.integration.rests import at_rest

@@ -21,7 +21,7 @@ from tdserve.base.config import DEFAULT_PORT, ClientConfig, ServerConfig  # noqa
 from tdserve.base.server_options import parse_bytes  # noqa: E402
 from tdserve.cli.main import cli  # noqa: E402
 from tdserve.cli.serving.health import CHECK_TIMEOUT_S  # noqa: E402
-from tdserve.client.cluster.membership import read_membership  # noqa: E402
+from tdserve.client.cluster.servers.membership import read_membership  # noqa: E402
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MANIFESTS = DEPLOY / "kubernetes"

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.tables.extend_coalescer import ExtendCoalescer
+from tdserve.client.tables.extends.extend_coalescer import ExtendCoalescer
 from tdserve.structure.trees.tree import Spec
 
 pytestmark = pytest.mark.integration

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.tables import taken_batches
+from tdserve.client.tables.draws import taken_batches
 from tdserve.client.weights import subscription
 from tests.integration.rests import wait_through_rest
 

@@ -9,7 +9,7 @@ import torch
 
 import tdserve
 from tdserve.client.session.calls.cancellation import Cancellation
-from tdserve.client.tables import sampling
+from tdserve.client.tables.draws import sampling
 from tests.integration.numbered_rows import LARGE, SMALL, numbers, rows
 from tests.processes import wait_for
 

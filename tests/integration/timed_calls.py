@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.tables.writer import ReplayWriter
+from tdserve.client.tables.writers.writer import ReplayWriter
 
 ROW = TensorDict({"x": torch.zeros(3), "y": torch.zeros(2000)}, [])
 ROWS = ROW.expand(300).clone()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tdserve.base.errors import TDServeError
 from tdserve.cli.shell.options import Inquiry, make_endpoint
-from tdserve.client.cluster.membership import is_of_cluster, read_membership
+from tdserve.client.cluster.servers.membership import is_of_cluster, read_membership
 from tdserve.client.session.catalog.catalog_client import CatalogClient
 
 ASK_TIMEOUT_S = 3.0

@@ -15,7 +15,7 @@ from rich.text import Text
 from tdserve.cli.screen.render import escape_unprintable, format_nbytes
 
 if TYPE_CHECKING:
-    from tdserve.client.cluster.store_move import MoveProgress
+    from tdserve.client.cluster.moves.store_move import MoveProgress
 
 SHOWN_EVERY_S = 0.2
 LOGGED_EVERY_S = 5.0

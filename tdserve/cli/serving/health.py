@@ -13,7 +13,7 @@ from tdserve.base.errors import TDServeError
 from tdserve.cli.screen.render import print_json, to_one_line
 from tdserve.cli.shell.advice import advise_shell
 from tdserve.cli.shell.number_types import TimeRange
-from tdserve.client.cluster.membership import is_of_cluster, read_membership
+from tdserve.client.cluster.servers.membership import is_of_cluster, read_membership
 from tdserve.control.connection import check_health
 
 CHECK_TIMEOUT_S = 3.0

@@ -52,7 +52,7 @@ def complete_stores(context: Context, parameter: Parameter, incomplete: str) -> 
 
 
 def _list_stores(context: Context, prefix: str) -> list[str]:
-    from tdserve.client.cluster.membership import is_of_cluster
+    from tdserve.client.cluster.servers.membership import is_of_cluster
     from tdserve.client.session.catalog.catalog_client import CatalogClient
     from tdserve.rules.placement import find_whole
 

@@ -17,7 +17,7 @@ from tdserve.cli.shell.completion import complete_stores
 from tdserve.cli.shell.exit_codes import NO_ANSWER
 from tdserve.cli.shell.held_warnings import hold_warnings
 from tdserve.client.cluster.cluster_catalog import ClusterCatalog
-from tdserve.client.cluster.membership import is_of_cluster, read_membership
+from tdserve.client.cluster.servers.membership import is_of_cluster, read_membership
 from tdserve.client.session.catalog.catalog_client import CatalogClient
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import StoreNotFoundError, WrongStateError
 from tdserve.client.client import Client
-from tdserve.client.cluster.cluster_moves import ClusterMoves
-from tdserve.client.cluster.directory import Place
+from tdserve.client.cluster.moves.cluster_moves import ClusterMoves
+from tdserve.client.cluster.servers.directory import Place
 from tdserve.client.session.calls.call_deadline import within
 from tdserve.rules.placement import check_no_part
 

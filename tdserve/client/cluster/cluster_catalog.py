@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from tdserve.base.errors import StoreMovedError, StoreNotFoundError, TDServeError
 from tdserve.base.tls import TLS
-from tdserve.client.cluster.latest_records import choose_latest
-from tdserve.client.cluster.membership import Membership
+from tdserve.client.cluster.servers.latest_records import choose_latest
+from tdserve.client.cluster.servers.membership import Membership
 from tdserve.client.cluster.sums import add_up_parts, add_up_stats
 from tdserve.client.session.calls.reach import reach_within
 from tdserve.client.session.catalog.catalog_client import CatalogClient, MissingNames

@@ -11,17 +11,17 @@ from tdserve.base.errors import InvalidRequestError, StoreNotCreatedError, Wrong
 from tdserve.base.ids import check_store_name
 from tdserve.client.client import Client
 from tdserve.client.cluster.at_home import at_home
-from tdserve.client.cluster.cluster_moves import ClusterMoves
-from tdserve.client.cluster.cluster_servers import ClusterRecipe, ClusterServers
-from tdserve.client.cluster.part_creation import delete_parts
-from tdserve.client.cluster.placement_records import delete_record
-from tdserve.client.cluster.sharded_dataset import CreatePart, ShardedDataset, create_sharded_dataset
-from tdserve.client.cluster.sharded_keyed import ShardedKeyedHandle, create_sharded_keyed
-from tdserve.client.cluster.sharded_queue import ShardedQueueHandle
-from tdserve.client.cluster.sharded_replay import ShardedReplayHandle
-from tdserve.client.cluster.sharded_store import ShardedStore
+from tdserve.client.cluster.moves.cluster_moves import ClusterMoves
+from tdserve.client.cluster.servers.cluster_servers import ClusterRecipe, ClusterServers
+from tdserve.client.cluster.servers.placement_records import delete_record
+from tdserve.client.cluster.stores.part_creation import delete_parts
+from tdserve.client.cluster.stores.sharded_dataset import CreatePart, ShardedDataset, create_sharded_dataset
+from tdserve.client.cluster.stores.sharded_keyed import ShardedKeyedHandle, create_sharded_keyed
+from tdserve.client.cluster.stores.sharded_store import ShardedStore
 from tdserve.client.cluster.sums import add_up_stats
-from tdserve.client.cluster.table_creation import create_sharded_table
+from tdserve.client.cluster.tables.sharded_queue import ShardedQueueHandle
+from tdserve.client.cluster.tables.sharded_replay import ShardedReplayHandle
+from tdserve.client.cluster.tables.table_creation import create_sharded_table
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.row_choice import choose_rows
 from tdserve.client.kv.keyed_handle import KeyedHandle

@@ -6,10 +6,10 @@ from typing import Any
 
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
-from tdserve.client.tables.draw_arguments import Conditions, check_num_rows
+from tdserve.client.tables.draws.draw_arguments import Conditions, check_num_rows
+from tdserve.client.tables.draws.taken_batches import TakenBatches
+from tdserve.client.tables.draws.taking import Lease, acknowledge_given, choose_lease_s, renew
 from tdserve.client.tables.table_handle import TableHandle
-from tdserve.client.tables.taken_batches import TakenBatches
-from tdserve.client.tables.taking import Lease, acknowledge_given, choose_lease_s, renew
 from tdserve.v1 import control_pb2
 
 

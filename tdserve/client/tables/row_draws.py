@@ -10,13 +10,13 @@ from tdserve.base.ids import check_text
 from tdserve.base.integers import check_integer
 from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
-from tdserve.client.tables.draw_arguments import NO_CONDITIONS, Conditions
+from tdserve.client.tables.draws.draw_arguments import NO_CONDITIONS, Conditions
+from tdserve.client.tables.draws.sampling import Query
+from tdserve.client.tables.draws.share import Share
+from tdserve.client.tables.draws.taken_batches import TakenBatches
+from tdserve.client.tables.draws.taking import Taken, take_rows
 from tdserve.client.tables.followed_table import FollowedTable
 from tdserve.client.tables.row_annotations import parse_max_lag
-from tdserve.client.tables.sampling import Query
-from tdserve.client.tables.share import Share
-from tdserve.client.tables.taken_batches import TakenBatches
-from tdserve.client.tables.taking import Taken, take_rows
 from tdserve.structure.trees.tree import Path
 
 

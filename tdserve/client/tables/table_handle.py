@@ -31,17 +31,17 @@ from tdserve.client.tables.change_requests import (
     to_whole_generations,
 )
 from tdserve.client.tables.conditional_update import check_values, find_generations, write_same
-from tdserve.client.tables.draw_arguments import NO_CONDITIONS, Conditions
+from tdserve.client.tables.draws.draw_arguments import NO_CONDITIONS, Conditions
+from tdserve.client.tables.draws.sampling import Query
+from tdserve.client.tables.extends.new_leaves import add_leaves, find_lacking
 from tdserve.client.tables.followed_table import FollowedTable
-from tdserve.client.tables.new_leaves import add_leaves, find_lacking
 from tdserve.client.tables.new_table import capture_row
 from tdserve.client.tables.row_annotations import RowAnnotations, report_policy
 from tdserve.client.tables.row_draws import RowDraws
 from tdserve.client.tables.row_extends import RowExtends
 from tdserve.client.tables.rows_by_number import RowsByNumber, get_keys
-from tdserve.client.tables.sampling import Query
 from tdserve.client.tables.table_counts import TableCounts, ask_counts
-from tdserve.client.tables.writer import ReplayWriter
+from tdserve.client.tables.writers.writer import ReplayWriter
 from tdserve.client.transfers.write import ExpectedRows
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.settings import Settings

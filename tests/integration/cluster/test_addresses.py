@@ -12,8 +12,8 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.client.cluster.cluster_client import ClusterClient
-from tdserve.client.cluster.cluster_servers import ClusterRecipe, ClusterServers
-from tdserve.client.cluster.membership import Membership
+from tdserve.client.cluster.servers.cluster_servers import ClusterRecipe, ClusterServers
+from tdserve.client.cluster.servers.membership import Membership
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import tdserve
-from tdserve.client.cluster import sharded_replay
-from tdserve.client.tables import taking
+from tdserve.client.cluster.tables import sharded_replay
+from tdserve.client.tables.draws import taking
 from tests.integration.cluster.losing import fill_each, join_addresses, rows
 from tests.integration.cluster.names import next_name
 from tests.integration.crashing import Crashing

@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import ConnectError, DeadlineExceededError, StoreNotFoundError
-from tdserve.client.cluster.store_move import MoveProgress
+from tdserve.client.cluster.moves.store_move import MoveProgress
 from tests.integration.cluster.losing import connecting, join_addresses, rows
 from tests.integration.cluster.moving import choose_other
 from tests.integration.cluster.names import name_owned_by

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.cluster.lost_parts import CREATION_S
+from tdserve.client.cluster.servers.lost_parts import CREATION_S
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration

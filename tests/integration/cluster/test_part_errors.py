@@ -26,7 +26,7 @@ from tdserve.base.errors import (
     VersionConflictError,
     WrongStateError,
 )
-from tdserve.client.cluster.part_errors import convert_part_errors
+from tdserve.client.cluster.servers.part_errors import convert_part_errors
 from tdserve.rules.placement import hash_to_shard
 from tests.integration.cluster.losing import fill_each, rows as numbered_rows
 from tests.integration.cluster.names import next_name

@@ -10,7 +10,7 @@ import pytest
 
 import tdserve
 from tdserve.base.errors import ConnectError
-from tdserve.client.cluster.placement_records import delete_record
+from tdserve.client.cluster.servers.placement_records import delete_record
 from tdserve.client.session.catalog.catalog_client import CatalogClient
 from tests.integration.cluster.losing import connecting, fill_each, join_addresses, rows
 from tests.integration.cluster.names import next_name

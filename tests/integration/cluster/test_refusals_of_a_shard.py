@@ -14,7 +14,7 @@ import pytest
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DamagedRowError
-from tdserve.client.tables.taking import acknowledge
+from tdserve.client.tables.draws.taking import acknowledge
 from tests.integration.cluster.losing import connecting, fill_each, rows
 from tests.integration.cluster.names import next_name
 from tests.integration.crashing import Crashing
@@ -67,7 +67,7 @@ def test_sample_when_a_server_is_lost_before_its_rows_are_acknowledged_then_gets
         members = client.members
         table = client.create_replay(next_name(), rows(1)[0], 300, shards=3, consumers=("learner",))
         fill_each(table)
-        monkeypatch.setattr("tdserve.client.cluster.sharded_replay.acknowledge", kill_and_acknowledge)
+        monkeypatch.setattr("tdserve.client.cluster.tables.sharded_replay.acknowledge", kill_and_acknowledge)
         drawn = table.sample(15, consumer="learner", timeout_s=4.8)
         assert len({*drawn["index"].tolist()}) == 15
         left_out = {shard for shard, server in enumerate(table.placement.servers) if server in lost}

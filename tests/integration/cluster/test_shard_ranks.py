@@ -10,8 +10,8 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.cluster import shard_shares
-from tdserve.client.tables.sampling import Query, draw_whole_rows
+from tdserve.client.cluster.tables import shard_shares
+from tdserve.client.tables.draws.sampling import Query, draw_whole_rows
 
 pytestmark = pytest.mark.integration
 

@@ -10,8 +10,8 @@ import torch
 
 import tdserve
 from tdserve.base.errors import ClosedError, DeadlineExceededError, EndOfStreamError, WrongStateError
-from tdserve.client.cluster.sharded_batches import ShardedTaken
-from tdserve.client.tables import sampling
+from tdserve.client.cluster.tables.sharded_batches import ShardedTaken
+from tdserve.client.tables.draws import sampling
 from tests.integration.cluster.filling import SIZES, fill_unequally, rows
 from tests.integration.rests import at_rest
 
@@ -114,7 +114,7 @@ def test_batches_when_closed_by_another_thread_while_rows_come_then_they_are_giv
         batches.close()
         return taken
 
-    monkeypatch.setattr("tdserve.client.cluster.shard_takes.ShardedTaken", take_and_close)
+    monkeypatch.setattr("tdserve.client.cluster.tables.shard_takes.ShardedTaken", take_and_close)
     batches = queue.batches(sum(SIZES))
     with pytest.raises(ClosedError):
         next(batches)

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.client.cluster.sharded_writer import ShardedWriter
+from tdserve.client.cluster.tables.sharded_writer import ShardedWriter
 from tdserve.rules.placement import hash_to_shard
 from tests.integration.cluster.names import name_owned_by
 from tests.integration.timed_calls import Calls, list_signatures

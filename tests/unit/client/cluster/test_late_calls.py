@@ -9,10 +9,10 @@ import pytest
 from tdserve.base.deadline import ONCE_GRACE_S, Deadline
 from tdserve.base.errors import DeadlineExceededError
 from tdserve.client.client import Client
-from tdserve.client.cluster import members
-from tdserve.client.cluster.directory import LOOK_S, SHORTEST_S, compute_look_s
-from tdserve.client.cluster.members import LATE_PROBE_S, Members
-from tdserve.client.cluster.membership import StaticMembership
+from tdserve.client.cluster.servers import members
+from tdserve.client.cluster.servers.directory import LOOK_S, SHORTEST_S, compute_look_s
+from tdserve.client.cluster.servers.members import LATE_PROBE_S, Members
+from tdserve.client.cluster.servers.membership import StaticMembership
 from tdserve.client.session.calls.call_deadline import within
 from tdserve.rules.lost_servers import PROBE_TIMEOUT_S
 

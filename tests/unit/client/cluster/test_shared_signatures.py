@@ -13,19 +13,19 @@ import pytest
 
 from tdserve.client.client import Client
 from tdserve.client.cluster.cluster_client import ClusterClient
-from tdserve.client.cluster.sharded_batches import ShardedBatches, ShardedTaken
-from tdserve.client.cluster.sharded_dataset import ShardedDataset
-from tdserve.client.cluster.sharded_keyed import ShardedKeyedHandle
-from tdserve.client.cluster.sharded_queue import ShardedQueueHandle
-from tdserve.client.cluster.sharded_replay import ShardedReplayHandle
-from tdserve.client.cluster.sharded_writer import ShardedWriter
+from tdserve.client.cluster.stores.sharded_dataset import ShardedDataset
+from tdserve.client.cluster.stores.sharded_keyed import ShardedKeyedHandle
+from tdserve.client.cluster.tables.sharded_batches import ShardedBatches, ShardedTaken
+from tdserve.client.cluster.tables.sharded_queue import ShardedQueueHandle
+from tdserve.client.cluster.tables.sharded_replay import ShardedReplayHandle
+from tdserve.client.cluster.tables.sharded_writer import ShardedWriter
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.kv.keyed_handle import KeyedHandle
-from tdserve.client.tables.batches import Batches
+from tdserve.client.tables.draws.batches import Batches
+from tdserve.client.tables.draws.taking import Taken
 from tdserve.client.tables.queue import QueueHandle
 from tdserve.client.tables.replay import ReplayHandle
-from tdserve.client.tables.taking import Taken
-from tdserve.client.tables.writer import ReplayWriter
+from tdserve.client.tables.writers.writer import ReplayWriter
 
 PAIRS: Mapping[type, type] = {
     ReplayHandle: ShardedReplayHandle,

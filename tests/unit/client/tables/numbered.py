@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from tdserve.base.deadline import Deadline
 from tdserve.client.session.calls.awaitable_future import AwaitableFuture
-from tdserve.client.tables.extend_parts import ExtendPart
+from tdserve.client.tables.extends.extend_parts import ExtendPart
 from tdserve.structure.captures.capture import capture
 from tdserve.v1 import control_pb2
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from tdserve.client.tables.nstep import NStep
 from tdserve.client.tables.row_annotations import RowAnnotations
-from tdserve.client.tables.row_buffer import NO_PRIORITY
-from tdserve.client.tables.row_sender import RowSender
+from tdserve.client.tables.writers.nstep import NStep
+from tdserve.client.tables.writers.row_buffer import NO_PRIORITY
+from tdserve.client.tables.writers.row_sender import RowSender
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.building.build import build
 from tdserve.structure.captures.capture import Captured, capture

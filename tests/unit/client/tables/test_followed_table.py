@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import KeyNotFoundError, SpecMismatchError, StructureChangedError
-from tdserve.client.tables.draw_arguments import Conditions
+from tdserve.client.tables.draws.draw_arguments import Conditions
 from tdserve.client.tables.followed_table import FollowedTable
 from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.client.tables.row_draws import RowDraws
