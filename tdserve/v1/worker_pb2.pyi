@@ -373,18 +373,20 @@ class ApplyStaged(_message.Message):
     def __init__(self, store: _Optional[_Union[StoreRef, _Mapping]] = ..., selection: _Optional[_Union[_content_pb2.Selection, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., content: _Optional[_Union[_control_pb2.Content, _Mapping]] = ..., staging: _Optional[str] = ...) -> None: ...
 
 class VersionRef(_message.Message):
-    __slots__ = ("path", "fingerprint", "spec", "recycles", "values_path")
+    __slots__ = ("path", "fingerprint", "spec", "recycles", "values_path", "uid")
     PATH_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     RECYCLES_FIELD_NUMBER: _ClassVar[int]
     VALUES_PATH_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
     path: str
     fingerprint: bytes
     spec: _spec_pb2.Spec
     recycles: str
     values_path: str
-    def __init__(self, path: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., recycles: _Optional[str] = ..., values_path: _Optional[str] = ...) -> None: ...
+    uid: str
+    def __init__(self, path: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., recycles: _Optional[str] = ..., values_path: _Optional[str] = ..., uid: _Optional[str] = ...) -> None: ...
 
 class SendVersion(_message.Message):
     __slots__ = ("version", "inline", "leaves", "dtype", "without_values", "sends_values")

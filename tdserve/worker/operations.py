@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path as FilePath
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdserve.base.errors import DeadlineExceededError, RemoteProtocolError
+from tdserve.base.errors import CorruptDataError, DeadlineExceededError, RemoteProtocolError, TransferAbortedError
 from tdserve.base.failpoints import reach
 from tdserve.data import values as stored_values
 from tdserve.data.mapped_stores import MappedStore
@@ -35,12 +37,14 @@ from tdserve.messages.row_numbers import compute_max_rows, decode_repeats, decod
 from tdserve.messages.selection.selection import from_message
 from tdserve.messages.selection.torch_selection import to_torch_index
 from tdserve.rules.replay.allocation.shared_numbers import FoundRows
+from tdserve.store.disk.held_folder import HeldFolder
 from tdserve.store.exchange.staging import Staging
 from tdserve.store.weights.version_ends import VersionEnd
+from tdserve.store.weights.version_marks import is_of_another
 from tdserve.store.weights.versions import VersionFile
 from tdserve.structure.tensors.torch_types import to_indexable, to_torch
 from tdserve.structure.trees.dtypes import NAMES
-from tdserve.structure.trees.tree import Path
+from tdserve.structure.trees.tree import Path, Spec
 from tdserve.structure.trees.version_subset import convert_floats, decode_numbers, select_leaves
 from tdserve.transport.sources_sinks import (
     FlatBuffer,
@@ -84,7 +88,7 @@ def send_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
     if wanted.HasField("leaves"):
         sent = select_leaves(sent, decode_numbers(wanted.leaves, spec))
     layout = read_layout(sent, is_packed=True)
-    with VersionFile.open(wanted.version.path, spec) as file:
+    with _open_version(wanted.version, spec) as file:
         slots = layout.slots[: layout.num_leaves]
         values = file.read_values() or b"" if spec.values and not wanted.without_values else b""
         source: Source
@@ -104,6 +108,21 @@ def send_version(lane: Lane, order: worker_pb2.Order) -> worker_pb2.Worked:
             sends_values=wanted.sends_values,
             fills_last_after_sends=False,  # a version's file does not change
         )
+
+
+@contextmanager
+def _open_version(wanted: worker_pb2.VersionRef, spec: Spec) -> Iterator[VersionFile]:
+    """Opens a version's file. Raises TransferAbortedError if another store has the name of its store by now."""
+    path = FilePath(wanted.path)
+    held = HeldFolder(path.parent)  # what is found here is of one folder
+    if is_of_another(held.path, uid=wanted.uid):
+        raise TransferAbortedError(transfer=0, reason="the store of the version was deleted meanwhile")
+    try:
+        file = VersionFile.open(held.path / path.name, spec)
+    except CorruptDataError as error:
+        raise error.with_fields(path=wanted.path) from error
+    with file:
+        yield file
 
 
 def _select_all() -> list[NDArray[np.int64]]:

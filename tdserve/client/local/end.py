@@ -34,6 +34,7 @@ from tdserve.rules.channel_transports import LOCAL_TRANSPORT
 from tdserve.rules.replay.allocation.shared_numbers import NO_READER
 from tdserve.store.exchange.session_locks import SessionLock
 from tdserve.store.exchange.spools import Spool
+from tdserve.store.roots.root import STORES
 from tdserve.store.rows.generations import FILE_NAME as GENERATION_FILE, is_marked_deleted, is_of
 from tdserve.store.weights.version_mappings import drop_unlinked
 from tdserve.structure.trees.tree import Spec
@@ -212,9 +213,13 @@ class LocalEnd:
         folder = self._open_folder(store, uid)
         try:
             yield folder.path.joinpath(*names)  # good as long as this frame has the folder
+        except TransferAbortedError:  # its file is gone: the store may have got another folder
+            self.files.forget(store)
+            raise
         except CorruptDataError as error:
             if not folder.is_kept:
-                raise
+                shown = str(error.fields["path"]).replace(str(folder.path), str(self.root / STORES / store))
+                raise error.with_fields(path=shown) from error
             self.files.forget(store)
             raise TransferAbortedError(transfer=0, reason=f"store {store!r} has got another folder") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Protocol
@@ -11,11 +12,14 @@ from typing import Protocol
 from tdserve.base.errors import ConnectError, TDServeError, TransferAbortedError
 from tdserve.control.lending import borrow
 from tdserve.control.local import connect
+from tdserve.store.disk.held_folder import HeldFolder
 from tdserve.store.roots.root import STORES
+from tdserve.store.weights.version_marks import is_of_another
 from tdserve.v1 import control_pb2
 
 MAX_KEPT_FOLDERS = 32
-"""Most lent folders that are kept for the next version of a store: to borrow one takes half a millisecond."""
+"""Most folders that are kept for the next version of a store: to borrow one takes half a millisecond, and to look whose
+one is a tenth of that."""
 
 
 @dataclass
@@ -37,20 +41,47 @@ class StoreFolder:
     Args:
         path: Its path, which is good as long as this object lives.
         fd: Descriptor that the path goes through, closed with this object; -1 if there is none.
+        held: What the path goes through instead, kept alive.
 
     Attributes:
         path: As given.
         is_kept: Whether it was opened for an earlier call: the store may have got another folder since.
     """
 
-    def __init__(self, path: FilePath, fd: int = -1) -> None:
+    def __init__(self, path: FilePath, fd: int = -1, *, held: HeldFolder | None = None) -> None:
         self.path = path
         self.is_kept = False
         self._fd = fd
+        self._held = held
 
     def __del__(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
+
+
+class _KeptFolders:
+    """Folders that were opened for earlier calls, by store and incarnation."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[str, StoreFolder]] = {}
+
+    def open(self, store: str, uid: str, open_anew: Callable[[], StoreFolder]) -> StoreFolder:
+        """Returns the folder of this incarnation, which is opened if it is not kept; "" for the one of now, which is
+        not kept."""
+        kept_uid, kept = self._kept.pop(store, ("", None))
+        if kept is None or not uid or kept_uid != uid:
+            opened = open_anew()
+        else:
+            opened, kept.is_kept = kept, True
+        if uid:
+            self._kept[store] = uid, opened
+            if len(self._kept) > MAX_KEPT_FOLDERS:
+                self._kept.pop(next(iter(self._kept)), None)
+        return opened
+
+    def forget(self, store: str) -> None:
+        """Has the folder of a store opened again for the next call."""
+        self._kept.pop(store, None)
 
 
 class RootFiles(Protocol):
@@ -75,6 +106,8 @@ class RootFiles(Protocol):
             uid: Its incarnation, if the folder may be one that was opened for an earlier call.
 
         Raises:
+            CorruptDataError: It is not there.
+            TransferAbortedError: The folder of this name is of another incarnation.
             TDServeError: Why the server does not lend it.
         """
 
@@ -89,17 +122,20 @@ class SeenFiles:
 
     def __init__(self, root: FilePath) -> None:
         self.root = root
+        self._kept = _KeptFolders()
 
     def connect(self) -> socket.socket:
         """Connects over the socket in the root."""
         return connect(self.root)
 
     def open_folder(self, store: str, *, uid: str = "") -> StoreFolder:
-        """Returns it by its name."""
-        return StoreFolder(self.root / STORES / store)
+        """Returns it by its name; that of an incarnation by a descriptor, so that all its files are of that one."""
+        folder = self.root / STORES / store
+        return self._kept.open(store, uid, lambda: _hold(folder, uid)) if uid else StoreFolder(folder)
 
     def forget(self, store: str) -> None:
-        """Does nothing: names are looked up each time."""
+        """Looks the name of the store's folder up again for the next call."""
+        self._kept.forget(store)
 
 
 class LentFiles:
@@ -118,7 +154,7 @@ class LentFiles:
         self.root = FilePath(welcome.local.root)
         self._nonce = welcome.local.nonce
         self._session, self._key = welcome.session, welcome.local.key
-        self._kept: dict[str, tuple[str, StoreFolder]] = {}
+        self._kept = _KeptFolders()
 
     def connect(self) -> socket.socket:
         """Borrows a connection."""
@@ -131,24 +167,31 @@ class LentFiles:
 
     def open_folder(self, store: str, *, uid: str = "") -> StoreFolder:
         """Borrows it, or returns the one that was borrowed for this incarnation."""
-        kept_uid, kept = self._kept.pop(store, ("", None))
-        if kept is None or not uid or kept_uid != uid:
+
+        def lend() -> StoreFolder:
             fd = self._borrow(store)
-            opened = StoreFolder(FilePath(f"/proc/self/fd/{fd}"), fd)
-        else:
-            opened, kept.is_kept = kept, True
-        if uid:
-            self._kept[store] = uid, opened
-            if len(self._kept) > MAX_KEPT_FOLDERS:
-                self._kept.pop(next(iter(self._kept)), None)
-        return opened
+            return _check_incarnation(StoreFolder(FilePath(f"/proc/self/fd/{fd}"), fd), store, uid)
+
+        return self._kept.open(store, uid, lend)
 
     def forget(self, store: str) -> None:
         """Borrows the store's folder again for the next call."""
-        self._kept.pop(store, None)
+        self._kept.forget(store)
 
     def _borrow(self, store: str) -> int:
         return borrow(self._nonce, control_pb2.Borrow(session=self._session, key=self._key, store=store))
+
+
+def _hold(folder: FilePath, uid: str) -> StoreFolder:
+    held = HeldFolder(folder)
+    return _check_incarnation(StoreFolder(held.path, held=held), folder.name, uid)
+
+
+def _check_incarnation(opened: StoreFolder, store: str, uid: str) -> StoreFolder:
+    """Returns a folder. Raises TransferAbortedError if the versions in it are of another incarnation."""
+    if uid and is_of_another(opened.path / "versions", uid=uid):
+        raise make_deleted_error(store)
+    return opened
 
 
 def find_files(welcome: control_pb2.Welcome, access: FileAccess) -> RootFiles:

@@ -12,6 +12,7 @@ from tdserve.client.content.read_content import Content, Destination
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.weights.version_part import VersionPart
 from tdserve.messages.content import write_layout
+from tdserve.store.disk.held_folder import find_name
 from tdserve.store.weights.version_mappings import make_leaf_views
 from tdserve.store.weights.versions import VersionFile, list_leaf_places
 from tdserve.structure.trees.tree import Spec
@@ -32,7 +33,7 @@ class GoneVersionError(RetiredVersionError):
 
     def __init__(self, path: Path, accepted: control_pb2.Accepted) -> None:
         super().__init__(transfer=0, reason=f"version {accepted.version} is gone")
-        self._path = path
+        self._path = find_name(path)
         self._key = (accepted.uid, accepted.version)
 
     def check_new(self, gone: set[tuple[str, int]]) -> None:

@@ -81,6 +81,7 @@ class VersionSender:
             return control_pb2.Done(accepted=accepted)
         order = session.make_order(request, is_accepted=not is_inline and not has_values)
         order.send_version.version.CopyFrom(make_version_ref(make_path(store, version.version), spec, session.worker))
+        order.send_version.version.uid = store.record.uid
         order.send_version.inline = is_inline
         order.send_version.dtype = asked.dtype
         order.send_version.without_values = not has_values

@@ -7,8 +7,10 @@ import torch
 from safetensors.torch import load_file
 from tensordict import TensorDict
 
-from tdserve.base.errors import CorruptDataError, RemoteProtocolError
+from tdserve.base.errors import CorruptDataError, RemoteProtocolError, TransferAbortedError
+from tdserve.control.status import decode_failure
 from tdserve.messages.content import read_layout, write_layout
+from tdserve.store.weights.version_marks import begin_marks
 from tdserve.structure.captures.capture import capture
 from tdserve.structure.tensors.torch_types import to_torch
 from tdserve.structure.trees import codec
@@ -72,6 +74,28 @@ def test_send_when_the_file_is_damaged_then_reported_not_served(peer: Peer, tmp_
         file.truncate(1000)
     error = peer.error(send_version=worker_pb2.SendVersion(version=ref(path), inline=True))
     assert isinstance(error, CorruptDataError)
+
+
+def test_send_when_another_store_has_the_folder_by_now_then_aborted(peer: Peer, tmp_path: Path) -> None:
+    path = tmp_path / "1.safetensors"
+    peer.done(receive_version=worker_pb2.ReceiveVersion(version=ref(path), content=INLINE))
+    begin_marks(tmp_path, uid="later")
+    wanted = worker_pb2.SendVersion(version=ref(path), inline=True)
+    wanted.version.uid = "later"
+    assert peer.done(send_version=wanted).inline
+    wanted.version.uid = "earlier"
+    number = peer.put(worker_pb2.Order(send_version=wanted))
+    assert peer.next_report().HasField("channel_lost")
+    report = peer.next_report()
+    assert (report.order, type(decode_failure(report.failure))) == (number, TransferAbortedError)
+
+
+def test_send_when_the_file_is_gone_then_the_error_names_it(peer: Peer, tmp_path: Path) -> None:
+    path = tmp_path / "1.safetensors"
+    peer.done(receive_version=worker_pb2.ReceiveVersion(version=ref(path), content=INLINE))
+    path.unlink()
+    error = peer.error(send_version=worker_pb2.SendVersion(version=ref(path), inline=True))
+    assert error.fields["path"] == str(path)
 
 
 @pytest.mark.parametrize("numbers", [[], [0], [1]])
