@@ -405,10 +405,14 @@ class SendVersion(_message.Message):
     def __init__(self, version: _Optional[_Union[VersionRef, _Mapping]] = ..., inline: bool = ..., leaves: _Optional[bytes] = ..., dtype: _Optional[_Union[_spec_pb2.DType, str]] = ..., without_values: bool = ..., sends_values: bool = ...) -> None: ...
 
 class ChecksumVersion(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "dtype", "is_awaited")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    IS_AWAITED_FIELD_NUMBER: _ClassVar[int]
     version: VersionRef
-    def __init__(self, version: _Optional[_Union[VersionRef, _Mapping]] = ...) -> None: ...
+    dtype: _spec_pb2.DType
+    is_awaited: bool
+    def __init__(self, version: _Optional[_Union[VersionRef, _Mapping]] = ..., dtype: _Optional[_Union[_spec_pb2.DType, str]] = ..., is_awaited: bool = ...) -> None: ...
 
 class ReceiveVersion(_message.Message):
     __slots__ = ("version", "content")

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tdserve.base.errors import TDServeError
 from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import OpenStores
 from tdserve.store.weights.version_checksums import DTYPE, compute_leaf_checksum
 from tdserve.store.weights.versions import VersionFile
+from tdserve.structure.tensors.torch_types import to_torch
+from tdserve.structure.trees.dtypes import NAMES
+from tdserve.structure.trees.tree import Spec
+from tdserve.structure.trees.version_subset import convert_floats
+from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import worker_pb2
 
 MIN_POLL_S, MAX_POLL_S = 0.0005, 0.004
@@ -52,8 +58,9 @@ class Checksumming:
 
     def put(self, order: worker_pb2.Order) -> None:
         """Queues an order, and gives up earlier ones for versions of the same folder. Called by one thread."""
-        with self._lock:
-            self._newest[_get_folder(order)] = order.order
+        if not order.checksum_version.is_awaited:
+            with self._lock:
+                self._newest[_get_folder(order)] = order.order
         self._orders.put(order)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tdserve-checksums", daemon=True)
@@ -84,24 +91,33 @@ class Checksumming:
         wanted = order.checksum_version.version
         folder = _get_folder(order)
 
+        def is_superseded() -> bool:
+            return not order.checksum_version.is_awaited and self._newest.get(folder) != order.order
+
         def give_way() -> None:
             began = time.monotonic()
             poll_s = MIN_POLL_S
-            while self._newest.get(folder) == order.order and self._is_busy():
+            while not is_superseded() and self._is_busy():
                 if time.monotonic() - began > MAX_PAUSE_S:
                     break
                 time.sleep(poll_s)
                 poll_s = min(2 * poll_s, MAX_POLL_S)
-            if self._newest.get(folder) != order.order:
+            if is_superseded():
                 raise _SupersededError
 
         give_way()
         spec = self._stores.get_spec(wanted.fingerprint)
+        dtype = NAMES.get(order.checksum_version.dtype, "")
         with VersionFile.open(wanted.path, spec) as file:
+            contents = file.iter_leaf_contents() if not dtype else _iter_converted(file, convert_floats(spec, dtype))
             # each is cut out in its turn: for thousands at once no other thread would get the interpreter's lock
-            return np.array(
-                [compute_leaf_checksum(leaf, give_way) for leaf in file.iter_leaf_contents()], DTYPE
-            ).tobytes()
+            return np.array([compute_leaf_checksum(leaf, give_way) for leaf in contents], DTYPE).tobytes()
+
+
+def _iter_converted(file: VersionFile, sent: Spec) -> Iterator[NDArray[np.uint8]]:
+    """Yields the bytes of every leaf as it is sent, each converted in its turn."""
+    for path, leaf in sent.tensors:
+        yield view_bytes(file.leaves[path].to(to_torch(leaf.dtype)).contiguous()).numpy()
 
 
 def _get_folder(order: worker_pb2.Order) -> str:

@@ -17,6 +17,7 @@ from tdserve.rules.weights import MIN_SHARE, VersionRecord
 from tdserve.server.catalog.stores import Stores
 from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.processes.workers import DataWorker
+from tdserve.server.weights.version_files import release_version
 from tdserve.store.weights.version_checksums import DTYPE
 from tdserve.structure.trees.tree import Spec
 from tdserve.structure.trees.version_subset import encode_numbers
@@ -79,6 +80,29 @@ class Checksums:
         elif self._waiting.get(store.record.uid, 0) < version.version:
             self._waiting[store.record.uid] = version.version
             asyncio.get_running_loop().call_later(QUIET_S, self._begin_if_newest, store, version, make_ref, worker)
+
+    async def compute(
+        self, store: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker, dtype: int
+    ) -> bytes:
+        """Has a worker compute the checksums of a version as it is sent, for a client that waits for them.
+
+        Args:
+            make_ref: Returns the reference to the version.
+            dtype: As in ``LatestRequest``.
+
+        Raises:
+            VersionNotFoundError: It is not kept any more.
+            TDServeError: Why the worker cannot do it.
+        """
+        store.get_versions().acquire(version.version)
+        try:
+            order = worker_pb2.Order()
+            order.checksum_version.version.CopyFrom(make_ref())
+            order.checksum_version.dtype = dtype  # type: ignore[assignment]
+            order.checksum_version.is_awaited = True
+            return (await worker.submit(order)).checksums
+        finally:
+            release_version(store, version.version)
 
     def _begin_if_newest(
         self, store: OpenedStore, version: VersionRecord, make_ref: MakeRef, worker: DataWorker

@@ -2,19 +2,21 @@
 result.
 
 The rule is ``tdserve.rules.fanout``. This module sends its decisions to the clients and reports their messages to it.
-Content from a relay is accepted only if its checksums are those that the server has of the version.
+Content from a relay is accepted only if its checksums are those that the server has computed of the version: what a
+client says of content that it has got from the server counts for nobody else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Hashable, Iterator
+import logging
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CorruptDataError, DeadlineExceededError, InvalidRequestError
+from tdserve.base.errors import CorruptDataError, DeadlineExceededError, InvalidRequestError, TDServeError
 from tdserve.base.ids import make_secret
 from tdserve.rules.fanout import MAX_TRIES, SERVER, Fanout, Placement
 from tdserve.rules.weights import MIN_COMPARED_BYTES, VersionRecord
@@ -34,13 +36,17 @@ MAX_LINE_S = 5.0
 """Longest wait of a puller for a relay with room; then the server sends the version, however busy it is."""
 
 MAX_OWN_S = 2.0
-"""Longest wait for the server's own checksums, which are computed after all other work. Then the checksums reported by
-a client that got the version from the server count."""
+"""Longest wait for checksums that are computed after all other work. Then others are ordered for the puller."""
 
 REST_S = 10.0
 """Time without a link after which no client need keep a version any longer."""
 
 _LINE = "relays"
+
+_log = logging.getLogger("tdserve.server")
+
+MakeChecksums = Callable[[], Awaitable[bytes]]
+"""Has the checksums of a content computed; b"" or an error if that cannot be done any more."""
 
 
 @dataclass(eq=False)
@@ -51,7 +57,9 @@ class _Trees:
         has_room: Wakes pullers that wait for a relay or for the server.
         num_waiting: Number of these pullers.
         nbytes: Size of each content of a version.
-        checksums: Checksums of each content, as reported by clients that got it from the server.
+        checksums: Checksums of each content that were computed for its pullers.
+        makers: How to have those of a content computed.
+        making: Computations under way.
         resting: Timer that ends the trees once no link is under way.
     """
 
@@ -61,6 +69,8 @@ class _Trees:
     num_waiting: int = 0
     nbytes: dict[Hashable, int] = field(default_factory=dict)
     checksums: dict[Hashable, bytes] = field(default_factory=dict)
+    makers: dict[Hashable, MakeChecksums] = field(default_factory=dict)
+    making: dict[Hashable, asyncio.Task[None]] = field(default_factory=dict)
     resting: asyncio.TimerHandle | None = None
 
 
@@ -97,12 +107,14 @@ class Relays:
         sent: Spec,
         asked: control_pb2.LatestRequest,
         deadline: Deadline,
+        make_checksums: MakeChecksums,
     ) -> Placement | None:
         """Returns the source of a version for a puller; None: the server, without a link. Waits while all sources are
         busy.
 
         Args:
             sent: Structure of the content that is sent.
+            make_checksums: Computes the checksums of this content.
 
         Returns:
             A placement with a relay, which has been told to send it; or with the server, to be sent within ``sending``.
@@ -137,6 +149,9 @@ class Relays:
             trees.resting = None
         if placed.relay != SERVER:
             placed = replace(placed, secret=make_secret())
+            trees.makers[content] = make_checksums
+            if not self._is_made_soon(trees, version.version, content):
+                self._make_checksums(trees, content)  # while the content is on its way
             passing = control_pb2.PassOn(link=placed.link, kept=placed.kept, secret=placed.secret)
             self._send_order(placed.relay, control_pb2.RelayOrder(pass_on=passing))
         return placed
@@ -181,8 +196,8 @@ class Relays:
                     self._members[other].session.send(control_pb2.ServerMessage(rendezvous=entry))
 
     def on_report(self, session: ClientSession, report: control_pb2.RelayReport) -> None:
-        """Handles a client's report: it holds a version's first part, it has a whole version with these checksums, or a
-        link has ended."""
+        """Handles a client's report: it holds a version's first part, or a link has ended. That it has a whole version
+        with some checksums is its own word, which counts for nobody else."""
         kind = report.WhichOneof("report")
         link = report.whole.link if kind == "whole" else getattr(report, kind or "holds")
         trees = self._find_trees(session, link)
@@ -194,11 +209,6 @@ class Relays:
             trees.fanout.note_sent(link)
         elif kind == "ended" and trees.fanout.find_puller(link) == session.number:
             trees.fanout.end(link, is_whole=False)
-        elif kind == "whole":
-            found = trees.fanout.find_content(link)
-            if found is not None and trees.fanout.is_from_server(link, session.number):
-                trees.checksums.setdefault(found[1], report.whole.checksums)
-                trees.store.waiters.wake()
         self._on_moved(trees)
 
     async def check_taken(
@@ -241,31 +251,60 @@ class Relays:
     async def _find_checksums(
         self, session: ClientSession, trees: _Trees, version: int, content: Hashable, timeout_s: float
     ) -> bytes:
-        """Returns the checksums that a version must have: the server's own if it computes them, else those of a client
-        that got the version from the server."""
+        """Returns the checksums that a version must have; DeadlineExceededError if they are not known in time."""
         store = trees.store
-        if content == (version, 0):  # as published, without a conversion
+        deadline = Deadline.after(timeout_s)
 
-            def list_own() -> bytes | None:
-                known = store.get_versions().get_checksums(version)
-                if known is not None:
-                    return known.content
-                newest = store.get_versions().newest
-                is_newest = newest is not None and newest.version == version and newest.nbytes >= MIN_COMPARED_BYTES
-                is_made = is_newest and store.get_versions().is_worth_checksums(version)
-                return None if is_made else b""
+        def find() -> bytes | None:
+            known = store.get_versions().get_checksums(version) if content == (version, 0) else None
+            return known.content if known is not None else trees.checksums.get(content)
 
+        if find() is None and content not in trees.making and self._is_made_soon(trees, version, content):
             with suppress(DeadlineExceededError):
                 within = Deadline.after(min(timeout_s, MAX_OWN_S))
-                checksums = await session.wait(store.waiters, list_own, within, lambda: "its own checksums")
+                await session.wait(store.waiters, find, within, lambda: "its own checksums")
+        if find() is None:
+            self._make_checksums(trees, content)
+
+        def find_made() -> bytes | None:
+            found = find()
+            return b"" if found is None and content not in trees.making else found
+
+        what = f"the checksums of version {version} of {store.name!r}"
+        checksums = await session.wait(store.waiters, find_made, deadline, lambda: what)
+        if not checksums:
+            raise DeadlineExceededError(what=what, timeout_s=timeout_s)
+        return checksums
+
+    def _is_made_soon(self, trees: _Trees, version: int, content: Hashable) -> bool:
+        """Returns whether a content has checksums, or the server computes them in any case."""
+        versions = trees.store.get_versions()
+        newest = versions.newest
+        if content in trees.checksums:
+            return True
+        if content != (version, 0):  # converted
+            return False
+        is_newest = newest is not None and newest.version == version and newest.nbytes >= MIN_COMPARED_BYTES
+        return versions.get_checksums(version) is not None or (is_newest and versions.is_worth_checksums(version))
+
+    def _make_checksums(self, trees: _Trees, content: Hashable) -> None:
+        """Has the checksums of a content computed, unless they are being computed."""
+        make = trees.makers.get(content)
+        if make is None or content in trees.making:
+            return
+
+        async def work() -> None:
+            try:
+                checksums = await make()
                 if checksums:
-                    return checksums
-        return await session.wait(
-            store.waiters,
-            lambda: trees.checksums.get(content),
-            Deadline.after(timeout_s),
-            lambda: f"the checksums of version {version} of {store.name!r}",
-        )
+                    trees.checksums[content] = checksums
+            except TDServeError as error:  # its pullers request the version again
+                _log.debug("no checksums of a version of %r: %s", trees.store.name, error)
+            finally:
+                del trees.making[content]
+                trees.store.waiters.wake()
+
+        trees.making[content] = asyncio.ensure_future(work())
 
     async def _wait_in_line(
         self,
@@ -307,6 +346,7 @@ class Relays:
         if not trees.fanout.num_links:
             trees.nbytes.clear()
             trees.checksums.clear()
+            trees.makers.clear()
             if trees.store.waiters.is_gone:
                 self._trees.pop(trees.store.record.uid, None)
 
@@ -316,6 +356,7 @@ class Relays:
         live = trees.fanout.contents
         trees.nbytes = {content: nbytes for content, nbytes in trees.nbytes.items() if content in live}
         trees.checksums = {content: checksums for content, checksums in trees.checksums.items() if content in live}
+        trees.makers = {content: make for content, make in trees.makers.items() if content in live}
 
     def _send_order(self, number: int, order: control_pb2.RelayOrder) -> None:
         member = self._members.get(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from pathlib import Path
 
 from tdserve.base.errors import InvalidRequestError
@@ -73,7 +74,14 @@ class VersionSender:
             return self._traffic.make_inline(accepted, *kept)
         placed = None
         if numbers is None and not is_inline:
-            placed = await self.relays.place(session, store, version, sent, asked, wanted.deadline)
+
+            def make_checksums() -> Awaitable[bytes]:
+                path = make_path(store, version.version)
+                return self._checksums.compute(
+                    store, version, lambda: make_version_ref(path, spec, session.worker), session.worker, asked.dtype
+                )
+
+            placed = await self.relays.place(session, store, version, sent, asked, wanted.deadline, make_checksums)
         if placed is not None:
             accepted.link, accepted.is_relayed, accepted.keeps = placed.link, bool(placed.relay), placed.keeps
             accepted.link_secret = placed.secret

@@ -17,7 +17,11 @@ from tdserve.data.mapped_stores import OpenStores
 from tdserve.store.weights.version_checksums import compute_leaf_checksum
 from tdserve.store.weights.versions import VersionFile
 from tdserve.structure.captures.capture import capture
+from tdserve.structure.tensors.torch_types import to_torch
 from tdserve.structure.trees import codec
+from tdserve.structure.trees.dtypes import WIRE
+from tdserve.structure.trees.version_subset import convert_floats
+from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import worker_pb2
 from tdserve.worker.checksumming import MAX_PAUSE_S, Checksumming
 from tests.memory import count_bytes
@@ -55,11 +59,12 @@ class Worker:
         file.seal()
         return str(file.path)
 
-    def put(self, path: str) -> int:
+    def put(self, path: str, *, dtype: str = "", is_awaited: bool = False) -> int:
         """An order for its checksums."""
         self._last_order += 1
         order = worker_pb2.Order(order=self._last_order)
         order.checksum_version.version.path = path
+        order.checksum_version.dtype, order.checksum_version.is_awaited = WIRE.get(dtype, 0), is_awaited  # type: ignore[assignment]
         order.checksum_version.version.fingerprint = CAPTURED.spec.fingerprint
         self.checksumming.put(order)
         return self._last_order
@@ -67,6 +72,20 @@ class Worker:
     def report(self) -> worker_pb2.Report:
         """The next one."""
         return self.reports.get(timeout=TIMEOUT_S)
+
+
+def test_checksums_when_a_client_waits_for_them_then_converted_and_not_given_up_for_a_newer_version(
+    worker: Worker,
+) -> None:
+    worker.busy.set()
+    awaited = worker.put(worker.make(1), dtype="bfloat16", is_awaited=True)
+    newer = worker.put(worker.make(2))
+    reports = {report.order: report for report in (worker.report(), worker.report())}
+    converted = convert_floats(CAPTURED.spec, "bfloat16")
+    tensors = [CAPTURED.tensors[path].to(to_torch(leaf.dtype)) for path, leaf in converted.tensors]
+    expected = [compute_leaf_checksum(view_bytes(tensor).numpy()) for tensor in tensors]
+    assert np.frombuffer(reports[awaited].done.checksums, "<u8").tolist() == expected
+    assert reports[newer].done.checksums not in (b"", reports[awaited].done.checksums)
 
 
 @pytest.fixture

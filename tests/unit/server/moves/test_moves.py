@@ -129,9 +129,12 @@ def test_release_when_versions_of_it_are_passed_on_then_their_relays_forget_it(w
     store, relays = world.stores.get("w"), world.services.relays
     version = store.get_versions().get(1)
 
+    async def make() -> bytes:
+        return b""
+
     async def place() -> None:
         asked = control_pb2.LatestRequest(relays=True)
-        placed = await relays.place(world.session(), store, version, LARGE, asked, Deadline.after(5.0))
+        placed = await relays.place(world.session(), store, version, LARGE, asked, Deadline.after(5.0), make)
         with relays.track_sending(store, placed):
             assert len(relays) == 1
 

@@ -8,10 +8,10 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import CorruptDataError, DeadlineExceededError, InvalidRequestError, PeerLostError
+from tdserve.base.errors import PeerLostError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.fanout import SERVER, Placement
-from tdserve.rules.weights import MIN_COMPARED_BYTES, PATIENCE, VersionRecord, Versions
+from tdserve.rules.weights import VersionRecord, Versions
 from tdserve.server.execution.admission_budget import AdmissionBudget
 from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
@@ -39,7 +39,15 @@ class Trees:
         record = StoreRecord(name="w", kind="weights", uid="u", fingerprint=SPEC.fingerprint)
         self.store = OpenedStore(record, SPEC, Path("nowhere"), versions=Versions())
         self.store.get_versions().fanout = 1
+        self.made = RIGHT
+        self.may_make = asyncio.Event()
+        self.may_make.set()
         self.sessions = [world.session(number) for number in range(6)]
+
+    async def make_checksums(self) -> bytes:
+        """Computes the checksums of what is sent, once it may."""
+        await self.may_make.wait()
+        return self.made
 
     def publish(self, *, nbytes: int = SPEC.nbytes) -> VersionRecord:
         """Publishes the next version."""
@@ -58,7 +66,9 @@ class Trees:
         links = [control_pb2.FailedLink(link=link, was_connected=was_connected) for link in failed]
         asked = control_pb2.LatestRequest(relays=True, failed=links, dtype=dtype)  # type: ignore[arg-type]
         session = self.sessions[number]
-        placed = await self.relays.place(session, self.store, version, SPEC, asked, Deadline.after(timeout_s))
+        placed = await self.relays.place(
+            session, self.store, version, SPEC, asked, Deadline.after(timeout_s), self.make_checksums
+        )
         assert placed is not None
         return placed
 
@@ -74,7 +84,7 @@ class Trees:
         assert (placed.relay, placed.keeps) == (SERVER, True)
         with self.relays.track_sending(self.store, placed):
             self.report(1, holds=placed.link)
-        whole = control_pb2.TakenRequest(link=placed.link, checksums=RIGHT)
+        whole = control_pb2.TakenRequest(link=placed.link, checksums=WRONG)  # its own word
         self.relays.on_report(self.sessions[1], control_pb2.RelayReport(whole=whole))
         return placed
 
@@ -111,6 +121,7 @@ def test_place_when_it_cannot_be_passed_on_then_from_the_server_and_no_more(
             spec,
             asked,
             Deadline.after(0),
+            trees.make_checksums,
         )
         assert found is None
 
@@ -194,135 +205,6 @@ def test_place_when_it_is_cancelled_in_line_then_its_place_goes_to_the_next(tree
         await asyncio.sleep(0)
         waiting[0].cancel()  # in the moment in which it got it
         assert (await asyncio.wait_for(waiting[1], MAX_LINE_S / 2)).relay == 1
-
-    run(scenario())
-
-
-def test_taken_when_the_checksums_are_right_then_counted_and_the_puller_has_it(trees: Trees, run: Loop) -> None:
-    async def scenario() -> None:
-        await trees.root()
-        placed = await trees.place(2)
-        await trees.taken(2, placed.link)
-        (gloo,) = trees.traffic.list_stats()
-        assert (gloo.bytes_relayed, gloo.transfers_relayed, gloo.bytes_out) == (SPEC.nbytes, 1, 0)
-        with pytest.raises(InvalidRequestError, match="not under way"):
-            await trees.taken(2, placed.link)
-
-    run(scenario())
-
-
-def test_taken_when_its_version_was_forgotten_while_its_puller_waited_then_counted(trees: Trees, run: Loop) -> None:
-    async def scenario() -> None:
-        trees.publish()
-        first = await trees.place(1)
-        waiting = [asyncio.create_task(trees.place(number)) for number in (2, 3)]
-        for _ in range(3):
-            await asyncio.sleep(0)
-        trees.publish()
-        with trees.relays.track_sending(trees.store, first):
-            pass  # nobody gets the old version any more, and two still wait for it
-        root = await asyncio.wait_for(waiting[0], MAX_LINE_S / 2)
-        with trees.relays.track_sending(trees.store, root):
-            trees.report(2, holds=root.link)
-            placed = await asyncio.wait_for(waiting[1], MAX_LINE_S / 2)
-        whole = control_pb2.TakenRequest(link=root.link, checksums=RIGHT)
-        trees.relays.on_report(trees.sessions[2], control_pb2.RelayReport(whole=whole))
-        assert (root.relay, placed.relay) == (SERVER, 2)
-        await trees.taken(3, placed.link)
-        (gloo,) = trees.traffic.list_stats()
-        assert (gloo.bytes_relayed, gloo.transfers_relayed) == (SPEC.nbytes, 1)
-
-    run(scenario())
-
-
-@pytest.mark.parametrize("link", [0, 1, 2])
-def test_taken_when_it_is_no_link_of_this_client_then_refused(trees: Trees, run: Loop, link: int) -> None:
-    async def scenario() -> None:
-        await trees.root()
-        await trees.place(2)
-        with pytest.raises(InvalidRequestError):
-            await trees.taken(3, link)
-
-    run(scenario())
-
-
-def test_taken_when_the_checksums_are_wrong_then_error_and_no_puller_gets_it_from_there(
-    trees: Trees, run: Loop
-) -> None:
-    async def scenario() -> None:
-        await trees.root()
-        placed = await trees.place(2)
-        with pytest.raises(CorruptDataError, match="passed on by another client"):
-            await trees.taken(2, placed.link, WRONG)
-        assert trees.traffic.list_stats() == []
-        assert (await trees.place(2, placed.link)).relay == SERVER
-
-    run(scenario())
-
-
-def test_taken_when_the_server_has_the_checksums_then_those_count(trees: Trees, run: Loop) -> None:
-    async def scenario() -> None:
-        version = trees.publish()
-        await trees.root()
-        trees.store.get_versions().set_checksums(version.version, WRONG)
-        placed = await trees.place(2)
-        await trees.taken(2, placed.link, WRONG)
-        other = await trees.place(3, dtype=5)  # other bytes, of which it knows none
-        assert other.relay == SERVER
-
-    run(scenario())
-
-
-def test_taken_when_the_server_makes_its_own_then_only_those_count_unless_it_takes_long(
-    trees: Trees, run: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        version = trees.publish(nbytes=MIN_COMPARED_BYTES)
-        root = await trees.root()
-        links = [(await trees.place(2)).link]
-        waiting = asyncio.create_task(trees.taken(2, links[0], WRONG))
-        await asyncio.sleep(0)
-        trees.store.get_versions().set_checksums(version.version, WRONG)
-        trees.store.waiters.wake()
-        await waiting
-        version = trees.publish(nbytes=MIN_COMPARED_BYTES)
-        assert (await trees.root()).link > root.link
-        monkeypatch.setattr(relays_module, "MAX_OWN_S", 0.01)
-        await trees.taken(2, (await trees.place(2)).link, RIGHT)
-
-    run(scenario())
-
-
-def test_taken_when_the_server_makes_none_of_this_version_then_those_of_its_direct_puller_count_at_once(
-    trees: Trees, run: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        versions = trees.store.get_versions()
-        for _ in range(2 * PATIENCE):
-            versions.note_superseded(trees.publish(nbytes=MIN_COMPARED_BYTES).version)
-        assert not versions.is_worth_checksums(trees.publish(nbytes=MIN_COMPARED_BYTES).version)
-        await trees.root()
-        monkeypatch.setattr(relays_module, "MAX_OWN_S", 600.0)
-        await trees.taken(2, (await trees.place(2)).link, RIGHT)
-
-    run(scenario())
-
-
-def test_taken_when_the_checksums_are_not_known_yet_then_waits_for_them(trees: Trees, run: Loop) -> None:
-    async def scenario() -> None:
-        trees.publish()
-        root = await trees.place(1)
-        trees.report(1, holds=root.link)
-        placed = await trees.place(2)
-        with pytest.raises(DeadlineExceededError, match="checksums"):
-            await trees.taken(2, placed.link, timeout_s=0.01)
-        waiting = asyncio.create_task(trees.taken(2, placed.link))
-        await asyncio.sleep(0)
-        for session, checksums in ((2, WRONG), (1, RIGHT)):  # the server believes nothing of clients that did not get
-            # it from the server
-            whole = control_pb2.TakenRequest(link=root.link, checksums=checksums)
-            trees.relays.on_report(trees.sessions[session], control_pb2.RelayReport(whole=whole))
-        await waiting
 
     run(scenario())
 
