@@ -46,11 +46,16 @@ NUMBERS: dict[type, int] = {bool: 0, int: 1, float: 2}
 
 
 class FoundVersion(NamedTuple):
-    """A version that is there, without its tensors."""
+    """A version that is there, without its tensors.
+
+    Attributes:
+        created_s: When one that was published as a whole became visible, which tells it from another of its number.
+    """
 
     version: int
     metadata: dict[str, Any]
     contents: ShardedIndex
+    created_s: float = 0.0
 
 
 class _Cut(NamedTuple):
@@ -115,8 +120,8 @@ def _read_index(found: Weights, name: str) -> FoundVersion:
 
 def _find_plain(client: Client | ClusterClient, name: str) -> FoundVersion | None:
     described = client.describe(name)
-    metadata = next((each.metadata for each in described.versions if each.version == described.version), None)
-    if metadata is None or (SHARDED, "index") in described.spec.values_by_path:
+    newest = next((each for each in described.versions if each.version == described.version), None)
+    if newest is None or (SHARDED, "index") in described.spec.values_by_path:
         return None
     tensors = {path: (leaf.dtype, leaf.shape) for path, leaf in described.spec.tensors if isinstance(leaf, TensorLeaf)}
     values: dict[str, Any] = {}
@@ -127,7 +132,24 @@ def _find_plain(client: Client | ClusterClient, name: str) -> FoundVersion | Non
         except GONE:
             return None
         values = {".".join(path): content[path] for path in paths}
-    return FoundVersion(described.version, metadata, index_plain(name, described.version, tensors, values))
+    contents = index_plain(name, described.version, tensors, values)
+    found = FoundVersion(described.version, newest.metadata, contents, newest.created_s)
+    return found if not paths or _is_there(client, found) else None
+
+
+def _is_there(client: Client | ClusterClient, found: FoundVersion) -> bool:
+    """Returns whether a version that was published as a whole is kept, and no other has its name and number."""
+    name = found.contents.parts[0].name
+    return any(
+        (each.version, each.created_s) == (found.version, found.created_s) for each in client.describe(name).versions
+    )
+
+
+def _check_there(client: Client | ClusterClient, found: FoundVersion) -> None:
+    """Raises VersionNotFoundError unless it is there. Parts of a sharded one are checked by their publication."""
+    if not (found.contents.publication or _is_there(client, found)):
+        reason = f"{found.contents.parts[0].name!r} does not have this version {found.version} any more"
+        raise VersionNotFoundError(argument="version", reason=reason)
 
 
 def check_fit(index: ShardedIndex, state: StateLeaves, *, into: Any, store: str, strict: bool) -> None:
@@ -193,6 +215,8 @@ def read_into(client: Client | ClusterClient, found: FoundVersion, state: StateL
             written.
     """
     reads = _plan_reads(found.contents, state)
+    with within(deadline):  # a read of a store that is gone would wait for another of its name
+        _check_there(client, found)
 
     def perform(read: _Read) -> list[_Copy]:
         with within(deadline):
@@ -205,6 +229,8 @@ def read_into(client: Client | ClusterClient, found: FoundVersion, state: StateL
         finally:
             for future in futures:
                 future.cancel()
+    with within(deadline):
+        _check_there(client, found)
     for name, own in state.leaves.items():
         if name not in found.contents.leaves:
             numbers = [(local, _convert_number(found.contents.values[name], local)) for _, local in own.held]

@@ -7,7 +7,7 @@ changed in between. The client then compares the checksums of its own leaves, si
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -197,12 +197,16 @@ class PartialVersion:
                 np.copyto(view_bytes(tensor).numpy(), contents[at[path]])
         if self._held is None:
             return {**received, **kept}, list(self._checksums)
-        stale = [
+        return {**received, **kept}, self.find_wrong(kept, self._checksums)
+
+    def find_wrong(self, leaves: Mapping[Path, torch.Tensor], numbers: Iterable[int]) -> list[int]:
+        """Returns which of some leaves of the version are not what they should be."""
+        paths = {number: self._spec.tensors[number][0] for number in numbers}
+        return [
             number
-            for number, path in zip(self._checksums, paths, strict=True)
-            if compute_leaf_checksum(view_bytes(kept[path]).numpy()) != self._checksums[number]
+            for number, path in paths.items()
+            if compute_leaf_checksum(view_bytes(leaves[path]).numpy()) != self._checksums[number]
         ]
-        return {**received, **kept}, stale
 
     def _list_other_numbers(self, left_out: Mapping[int, int]) -> list[int]:
         return [number for number in range(len(self._spec.tensors)) if number not in left_out]

@@ -359,6 +359,10 @@ class _Attempt:
         leaves, stale = part.merge(received.get_leaves(), self._client.pool)
         if stale:
             self._fetch(spec, accepted.version, stale, leaves, reply.deadline)
+            if part.find_wrong(leaves, stale):  # of another store of this name, by now
+                self._ignores_held = True
+                reason = f"version {accepted.version} of {self._wanted.name!r} is another one by now"
+                raise TransferAbortedError(transfer=0, reason=reason)
         built, values = decode_values(spec, encoded, allow_pickle=self._client.allow_pickle)
         if mismatch is not None:
             raise mismatch

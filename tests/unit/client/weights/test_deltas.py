@@ -264,3 +264,36 @@ def test_latest_when_a_leaf_is_stale_and_its_version_is_gone_then_all_of_the_new
     wait_for(lambda: step() or None, "a pull of what has changed")
     assert len(merged) == 1
     assert (puller.last == tree(1001)).all()
+
+
+@pytest.mark.slow
+def test_latest_when_a_leaf_is_stale_and_another_store_has_the_name_by_then_then_all_of_that_one(
+    remote_client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puller = Puller(remote_client, name, "out")
+    remote_client.publish(name, tree(1), keep=1)
+    puller.pull()
+    other = tree(1000)
+    other["base"] = torch.zeros(LARGE)
+    merge = PartialVersion.merge
+    merged = []
+
+    def too_late(rest: PartialVersion, *arguments: Any) -> Any:
+        merged.append(rest)
+        leaves, _ = merge(rest, *arguments)
+        last = remote_client.describe(name).version
+        remote_client.delete(name)
+        while remote_client.publish(name, other) < last:
+            pass
+        return leaves, [0]
+
+    monkeypatch.setattr(PartialVersion, "merge", too_late)
+
+    def step() -> bool:
+        remote_client.publish(name, tree(2))
+        puller.pull()
+        return bool(merged)
+
+    wait_for(lambda: step() or None, "a pull of what has changed")
+    assert len(merged) == 1
+    assert (puller.last == other).all()
