@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -193,9 +194,13 @@ def _choose_columns(path: str, columns: Sequence[SourceColumn], keys: Sequence[K
     chosen = [column for column in columns if not keys or any(column.path[: len(key)] == key for key in keys)]
     if not chosen:
         raise make_path_error(path, "there is no array in it")
-    paths = {column.path for column in chosen}
+    counts = Counter(column.path for column in chosen)
+    paths = counts.keys()
     if () in paths:
         raise make_path_error(path, f"an array in it has an empty name; {CHOOSE_OTHERS}")
+    double = next((each for each in paths if counts[each] > 1), None)
+    if double is not None:
+        raise make_path_error(path, f"{counts[double]} arrays in it have the key {'/'.join(double)}; {CHOOSE_OTHERS}")
     for column in chosen:
         if any(column.path[:depth] in paths for depth in range(1, len(column.path))):
             raise make_path_error(path, f"{'/'.join(column.path)} is below the key of another array")

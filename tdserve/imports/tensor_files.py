@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def open_torch(path: str, options: ImportOptions) -> ColumnSource:
         raise make_path_error(path, _OTHER_OBJECTS if zipfile.is_zipfile(path) else _NO_ARCHIVE) from None
     if not isinstance(found, Mapping):
         raise make_path_error(path, f"it has a {type(found).__name__}, not a dict of tensors")
-    return _make_source(path, dict(_iter_entries(found, ())), options)
+    return _make_source(path, list(_iter_entries(found, ())), options)
 
 
 def open_memmap(path: str, options: ImportOptions) -> ColumnSource:
@@ -102,7 +102,7 @@ def open_memmap(path: str, options: ImportOptions) -> ColumnSource:
         raise make_path_error(path, f"tensordict does not load it: {fault}") from None
     if options.has_rows is None and not content.batch_size:
         options = options._replace(has_rows=False)
-    return _make_source(path, found, options)
+    return _make_source(path, list(found.items()), options)
 
 
 def _check_readable(path: str) -> None:
@@ -121,9 +121,9 @@ def _iter_entries(found: Mapping[Any, Any], path: Key) -> Iterator[tuple[Key, An
             yield (*path, str(name)), entry
 
 
-def _make_source(path: str, found: Mapping[Key, Any], options: ImportOptions) -> ColumnSource:
-    wanted = [key for key in found if not options.keys or any(key[: len(k)] == k for k in options.keys)]
-    return ColumnSource(path, [_make_column(path, key, found[key]) for key in wanted or found], options)
+def _make_source(path: str, found: Sequence[tuple[Key, Any]], options: ImportOptions) -> ColumnSource:
+    wanted = [each for each in found if not options.keys or any(each[0][: len(k)] == k for k in options.keys)]
+    return ColumnSource(path, [_make_column(path, key, entry) for key, entry in wanted or found], options)
 
 
 def _make_column(path: str, key: Key, entry: Any) -> SourceColumn:

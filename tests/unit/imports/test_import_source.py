@@ -60,6 +60,7 @@ def test_columns_when_chosen_by_key_then_only_these_must_have_the_same_rows() ->
         (ImportOptions(), {"a": np.ones(2), "b": np.ones(3)}, r"no common first dimension: a \[2\], b \[3\]"),
         (ImportOptions(), {"a": np.ones(())}, r"a \[\]"),
         (ImportOptions(), {"a": np.ones(2), "a__b": np.ones(2)}, "a/b is below"),
+        (ImportOptions(), {"a__b": np.ones(2), "a____b": np.ones(2)}, "2 arrays in it have the key a/b; choose"),
         (ImportOptions(), {}, "no array"),
         (ImportOptions(keys=[("b",)]), {"a": np.ones(2)}, r"has no b: a \[2\]"),
     ],
