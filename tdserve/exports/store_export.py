@@ -14,6 +14,7 @@ from tdserve.exports.column_spool import ColumnSpool
 from tdserve.exports.content_columns import Columns, Key, list_columns
 from tdserve.exports.file_formats import WRITERS, find_format
 from tdserve.exports.keyed_columns import read_entries
+from tdserve.store.disk.files import exchange_paths
 
 PIECE_NBYTES = 16 << 20
 """Rows that are in memory at a time."""
@@ -77,13 +78,34 @@ def export_store(
                 write(made, columns, num_rows)
                 del columns
             if is_folder:
-                os.replace(target, Path(folder) / "replaced")  # removed with the rest
-            os.replace(made, target)
+                replace_folder(made, target)
+            else:
+                os.replace(made, target)
     except OSError as fault:
         if fault.errno is not None and fault.strerror:
             if fault.errno in (28, 122):  # ENOSPC, EDQUOT
                 raise CapacityError(what=f"{target} ({fault.strerror})") from None
             raise InvalidRequestError(argument="path", reason=f"{target}: {fault.strerror}") from None
+        raise
+
+
+def replace_folder(made: Path, target: Path) -> None:
+    """Replaces a folder by another beside or below it, whose parent then has the old one; one of them is always at its
+    place, but for the moment between two renames where the file system cannot exchange them.
+
+    Raises:
+        OSError: It cannot be replaced; it is there as before.
+    """
+    if exchange_paths(made, target):
+        return
+    aside = made.with_name(f"{made.name}.replaced")
+    try:
+        os.replace(target, aside)
+        os.replace(made, target)
+    except BaseException:  # an interrupt too
+        if aside.exists():
+            taken = os.path.lexists(target)  # by another process; then the old one stays beside it
+            os.replace(aside, target.with_name(f"{target.name}.replaced") if taken else target)
         raise
 
 

@@ -12,6 +12,9 @@ from tdserve.store.disk.faults import convert_os_errors
 _KEEP_SIZE = 1
 """FALLOC_FL_KEEP_SIZE of Linux."""
 
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+"""Arguments of renameat2(2)."""
+
 _BLOCK_BYTES = 512
 """Unit of ``st_blocks``."""
 
@@ -59,6 +62,24 @@ def replace_file(path: Path, content: bytes, *, must_sync: bool = False) -> None
         sync_file(fresh)
     if fresh != path:
         os.replace(fresh, path)
+
+
+def exchange_paths(path: Path, other: Path) -> bool:
+    """Lets two files or folders of one file system take each other's place in one step; returns False, with nothing
+    done, where the kernel or the file system has no such step.
+
+    Raises:
+        OSError: One of them does not exist, or may not be renamed. Nothing was done.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if not rename(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        return True
+    fault = ctypes.get_errno()
+    if fault in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(fault, os.strerror(fault), str(path), None, str(other))
 
 
 def write_at(fd: int, content: bytes | bytearray | memoryview, offset: int) -> None:
