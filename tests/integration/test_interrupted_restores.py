@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -50,7 +49,7 @@ def test_restore_when_it_fails_after_another_client_has_made_a_store_of_a_name_t
         client.delete("big")
         path = max(tmp_path.glob("place/blocks/*/*"), key=lambda each: each.stat().st_size)
         path.write_bytes(path.read_bytes()[:-1])
-        made: list[Any] = []
+        made = list[str]()
 
         def replace(progress: RestoreProgress) -> None:
             if "a-small-one" in other.stores() and not made:

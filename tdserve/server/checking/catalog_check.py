@@ -34,7 +34,7 @@ def check_catalog(
     path = root.catalog_folder / DATA_FILE
     name = str(path.relative_to(root.path))
     reason = changed.pop(name, "")
-    if not path.exists() and not any((root.path / "stores").glob("[!.]*")):
+    if not path.exists() and not _list_folders(root):
         return [], False  # no server has come so far
     if name in misleading:
         return [], False
@@ -63,7 +63,7 @@ def check_catalog(
 
 def _describe_lost(root: Root, name: str, reason: str) -> Finding:
     """Returns the finding of a catalog that is lost, and its copy too: what is left are records in stores' folders."""
-    folders = sorted((root.path / "stores").glob("[!.]*"))
+    folders = _list_folders(root)
     found = [folder.name for folder in folders if _has_record(folder)]
     if not found:
         return Finding(name, reason, remedy=_WITHOUT_COPY)
@@ -71,6 +71,10 @@ def _describe_lost(root: Root, name: str, reason: str) -> Finding:
         f", and there is no copy of it; {len(found)} of {len(folders)} folders of stores have a record of their own"
     )
     return Finding(name, reason, repair=partial(begin_catalog, root))
+
+
+def _list_folders(root: Root) -> list[Path]:
+    return [folder for folder in root.list_store_folders() if not folder.name.startswith(".")]
 
 
 def _has_record(folder: Path) -> bool:

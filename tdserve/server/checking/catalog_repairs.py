@@ -69,7 +69,9 @@ def _is_copy_older(root: Root) -> bool:
         if copy is None:
             return False
         moments = read_moments(copy)
-        for folder in (root.path / "stores").glob("[!.]*"):
+        for folder in root.list_store_folders():
+            if folder.name.startswith("."):
+                continue
             with suppress(TDServeError):
                 kept = KeptRecord.load(folder)
                 if kept is not None and not moments.has(kept.moment):
@@ -278,17 +280,13 @@ def forget_catalog_copy(root: Root) -> str:
     return REMOVED
 
 
-def remove_folder(folder: Path) -> str:
-    """Removes a leftover."""
-    shutil.rmtree(folder, ignore_errors=True)
-    return "it was removed"
-
-
 def remove_file(path: Path) -> str:
-    """Removes a leftover."""
-    if path.is_dir():
-        return remove_folder(path)
-    path.unlink(missing_ok=True)
+    """Removes a leftover, a file or a folder."""
+    with convert_os_errors(path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
     return "it was removed"
 
 

@@ -17,7 +17,6 @@ from tdserve.server.checking.catalog_repairs import (
     forget_catalog_copy,
     read_records,
     remove_file,
-    remove_folder,
     take_back,
     take_later,
 )
@@ -35,7 +34,7 @@ from tdserve.store.disk.faults import convert_os_errors
 from tdserve.store.disk.files import FRESH_SUFFIX, SET_ASIDE
 from tdserve.store.durability.environment_scan import EnvironmentScanner
 from tdserve.store.durability.sync_pass import COPY_FILE
-from tdserve.store.roots.file_sums import FILE_NAME as SUMS_FILE, compute_file_checksum, read_sums, record_sums
+from tdserve.store.roots.file_sums import FILE_NAME as SUMS_FILE, compute_file_checksum, is_own, read_sums, record_sums
 from tdserve.store.roots.record_file import FILE_NAME as RECORD_FILE, KeptRecord
 from tdserve.store.roots.root import Root
 
@@ -337,13 +336,13 @@ def _check_packed(checked: CheckedRoot, record: StoreRecord) -> list[Finding]:
 def _list_strangers(checked: CheckedRoot, names: set[str]) -> Iterator[Finding]:
     """Yields folders that no store has: of a store whose record is lost, or that a crash has left."""
     root = checked.root
-    for folder in sorted((root.path / "stores").iterdir()):
+    for folder in root.list_store_folders():
         name = checked.get_name(folder)
         if folder.name.startswith(SET_ASIDE):
             yield Finding(name, set_aside.REASON, remedy=set_aside.describe_remedy(folder), is_not_served=True)
         elif folder.name.startswith("."):
             reason = "files of a store that was deleted"
-            yield Finding(name, reason, is_damage=False, repair=partial(remove_folder, folder))
+            yield Finding(name, reason, is_damage=False, repair=partial(remove_file, folder))
         elif folder.name not in names:
             checked.drop_changed_below(folder)
             reason = "the catalog has no store of this name"
@@ -352,9 +351,11 @@ def _list_strangers(checked: CheckedRoot, names: set[str]) -> Iterator[Finding]:
     for folder in (root.path / "checkpoints", root.path / "arriving"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             reason = f"a leftover of {'a checkpoint' if folder.name == 'checkpoints' else 'a store that came'}"
-            if path.name.encode() not in checked.db.list_keys("arriving"):
-                yield Finding(checked.get_name(path), reason, is_damage=False, repair=partial(remove_folder, path))
+            if path.is_dir() and path.name.encode() not in checked.db.list_keys("arriving"):
+                yield Finding(checked.get_name(path), reason, is_damage=False, repair=partial(remove_file, path))
     for path in sorted(root.path.rglob(f"*{FRESH_SUFFIX}")):
+        if not is_own(path.relative_to(root.path)):
+            continue
         # Other folders of such a name are of stores, or of nested keys.
         if path.is_dir() and path.parent.parent != root.path / "stores":
             continue

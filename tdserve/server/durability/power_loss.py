@@ -72,7 +72,7 @@ def _return_to_last_sync(root: Root) -> list[str]:
             exists = exists and not _is_of_another(root, record)
             kept.update([record.name] if exists else ())
             losses += [loss] if loss else []
-        for folder in sorted((root.path / "stores").iterdir()):
+        for folder in root.list_store_folders():
             if not folder.name.startswith(".") and folder.name not in kept:
                 aside = root.set_aside(folder.name)
                 losses.append(f"{folder} is of no store that was synced; it is {aside} now")

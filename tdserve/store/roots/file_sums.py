@@ -9,6 +9,7 @@ metadata. Files of tensors are left out, since they may be of any size: each of 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -34,8 +35,14 @@ _CHUNK_BYTES = 1 << 22
 _MADE_ANEW = frozenset(("tdserve.lock", "nonce", "control.sock", "run.json", f"{SYNCED_FOLDER}/{FILE_NAME}"))
 """Files that each start creates again, that have a checksum of their own, or this very record."""
 
-_NOT_KEPT = ("sessions", "requests", "checkpoints")
-"""Folders that each start empties."""
+_KEPT = ("catalog", SYNCED_FOLDER, "stores", "arriving")
+"""Folders of a root whose files stay."""
+
+_OWN_FILES = ("tdserve.json", "run.json", "nonce")
+"""Files of a root beside them; others are the user's."""
+
+_OF_FOLDERS = ("stores", "arriving")
+"""Those of them that have nothing but folders."""
 
 _NUM_PARTS_OF_STORE = 2
 
@@ -115,7 +122,7 @@ def compute_file_checksum(path: Path) -> int:
 
 
 def list_summed_files(root: Path) -> Iterator[str]:
-    """Yields the paths, below the root, of the files whose checksums are recorded."""
+    """Yields the paths, below the root, of the files whose checksums are recorded: regular ones that are no user's."""
     for folder, folders, names in os.walk(root):
         below = os.path.relpath(folder, root)
         parts = () if below == "." else tuple(below.split(os.sep))
@@ -124,15 +131,29 @@ def list_summed_files(root: Path) -> Iterator[str]:
             path = os.path.join(*parts, name)
             is_made_anew = path in _MADE_ANEW or name in (LOCK_FILE, MARKS_FILE)
             is_made_anew |= name == RECORD_FILE and len(parts) == _NUM_PARTS_OF_STORE
-            if is_made_anew or _has_own_checksums(parts, name):
+            if is_made_anew or _has_own_checksums(parts, name) or not is_own(Path(path)):
                 continue
-            if os.path.getsize(os.path.join(folder, name)) <= MAX_SUMMED_BYTES:
+            try:
+                status = os.lstat(os.path.join(folder, name))
+            except FileNotFoundError:  # a user's, which has gone
+                continue
+            if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_SUMMED_BYTES:
                 yield path
 
 
+def is_own(path: Path) -> bool:
+    """Returns whether a file below the root, in none of the folders that each start empties, can be one of tdserve's
+    that stay: a user may keep others beside them, and beside the folders of stores."""
+    top, *below = path.parts
+    if not below:
+        return top.removesuffix(FRESH_SUFFIX) in _OWN_FILES
+    return top in _KEPT and (top not in _OF_FOLDERS or len(below) > 1)
+
+
 def _is_left_out(parts: tuple[str, ...], folder: str) -> bool:
-    """Returns whether nothing in a folder counts: each start empties it, or it is to be moved away or deleted."""
-    return (not parts and folder in _NOT_KEPT) or (parts == ("stores",) and folder.startswith(SET_ASIDE))
+    """Returns whether nothing in a folder counts: each start empties it, it is a user's, or it is to be moved away or
+    deleted."""
+    return (not parts and folder not in _KEPT) or (parts == ("stores",) and folder.startswith(SET_ASIDE))
 
 
 def _has_own_checksums(parts: tuple[str, ...], name: str) -> bool:

@@ -228,13 +228,20 @@ class Root:
             raise CorruptDataError(path=str(path), expected="a catalog", actual=actual)
         return self.catalog_folder
 
+    def list_store_folders(self) -> list[Path]:
+        """Returns the folders in that of the stores, also those of deleted ones and those that were set aside; a file
+        there is a user's."""
+        stores = self.path / "stores"
+        with convert_os_errors(stores):
+            return sorted(path for path in stores.iterdir() if path.is_dir()) if stores.is_dir() else []
+
     def check_empty(self, actual: str) -> None:
         """Raises CorruptDataError if there are stores here; for a catalog without any, which ``actual`` describes.
 
         To continue would serve an empty server, and give these folders to new stores of the same names. One without
         any file has nothing to lose.
         """
-        folders = [folder for folder in (self.path / "stores").iterdir() if not folder.name.startswith(".")]
+        folders = [folder for folder in self.list_store_folders() if not folder.name.startswith(".")]
         names = sorted(folder.name for folder in folders if any(path.is_file() for path in folder.rglob("*")))
         if names:
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
