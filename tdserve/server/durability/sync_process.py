@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import IO, Any, cast
@@ -59,8 +60,11 @@ class SyncProcess:
         """Process id."""
         return self._process.pid
 
-    def run(self, wanted: Pass) -> dict[str, str]:
+    def run(self, wanted: Pass, *, gone: Sequence[str] = ()) -> dict[str, str]:
         """Runs ``Pass.run`` in the process; blocks.
+
+        Args:
+            gone: Uids of stores that the process need not remember after the pass.
 
         Raises:
             LocalProtocolError: The pass failed.
@@ -74,6 +78,7 @@ class SyncProcess:
             "stores": [store.uid for store in wanted.stores],
             "weights": [asdict(weights) for weights in wanted.weights],
             "is_all": wanted.is_all,
+            "gone": [*gone],
         }
         stdin, stdout = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
         try:
@@ -83,6 +88,8 @@ class SyncProcess:
         except (OSError, ValueError) as fault:
             raise PeerLostError(peer="the process that syncs", reason="it died and is started again") from fault
         self._sent.update((store.uid, store.structure) for store in new_stores)
+        for uid in gone:
+            self._sent.pop(uid, None)
         if "error" in answer:
             raise LocalProtocolError(reason=answer["error"])
         failures: dict[str, str] = answer["failures"]
@@ -100,7 +107,7 @@ class SyncProcess:
 
 
 class Syncer:
-    """The executor of orders; it remembers stores that were described once."""
+    """The executor of orders; it remembers stores that were described once, until they are gone."""
 
     def __init__(self) -> None:
         self._stores: dict[str, SyncedStore] = {}
@@ -123,6 +130,9 @@ class Syncer:
             return {"failures": failures}
         except TDServeError as error:
             return {"error": str(error)}
+        finally:
+            for uid in order["gone"]:
+                self._stores.pop(uid, None)
 
 
 def main() -> None:

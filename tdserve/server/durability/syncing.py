@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Set as AbstractSet
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, PeerLostError, TDServeError
@@ -66,7 +67,8 @@ class Syncing:
         self._interval_s = interval_s if self._is_worth_it else 0.0
         self._before = before
         self._process: SyncProcess | None = None
-        self._known: dict[str, SyncedStore] = {}
+        self._known: dict[str, SyncedStore] = {}  # by uid; those that were looked at longest ago first
+        self._gone: list[str] = []  # uids of those that were forgotten since the last pass
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
         self._wanted: set[str] = set()
         self._resting: set[str] = set()  # those of the wanted stores that could not be synced
@@ -276,7 +278,8 @@ class Syncing:
         if self._process is None and (self._checks_pages or not self._is_closed):
             self._process = SyncProcess(self._stores.root.lock_fd, checks_pages=self._checks_pages)
         if self._process is not None:
-            return partial(self._process.run, work)
+            gone, self._gone = self._gone, []
+            return partial(self._process.run, work, gone=gone)
         return partial(_run_here, work)
 
     async def _iter_records(
@@ -304,10 +307,25 @@ class Syncing:
                 _log.warning("store %r cannot be synced: %s", record.name, error)
                 return None
             folder = str(self._stores.root.store_folder(record.name))
-            known = self._known[record.uid] = await asyncio.to_thread(
+            known = await asyncio.to_thread(
                 SyncedStore.from_spec, stored, uid=record.uid, folder=folder, structure=record.structure
             )
+            self._known.pop(record.uid, None)
+            self._known[record.uid] = known
+            self._forget_deleted()
         return known
+
+    def _forget_deleted(self) -> None:
+        """Forgets those that were deleted of the two stores that were looked at longest ago.
+
+        Called for each that comes, so that there are never many, and the event loop never looks through all.
+        """
+        for uid in list(islice(self._known, 2)):
+            known = self._known.pop(uid)
+            if self._stores.catalog.find_name(uid) is None:
+                self._gone.append(uid)
+            else:
+                self._known[uid] = known
 
     def _describe_weights(self, record: StoreRecord, held: list[tuple[OpenedStore, int]]) -> SyncedWeights:
         versions = self._stores.get_versions(record)

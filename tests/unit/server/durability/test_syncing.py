@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +21,7 @@ from tdserve.server.durability import syncing
 from tdserve.server.durability.sync_process import SyncProcess
 from tdserve.server.durability.syncing import Syncing
 from tdserve.server.open_store.opened_store import OpenedStore
-from tdserve.store.durability.sync_pass import COPY_FILE
+from tdserve.store.durability.sync_pass import COPY_FILE, Pass
 from tdserve.store.durability.watermark import FILE_NAME, SyncedStore
 from tdserve.store.weights.version_marks import find_whole_versions
 from tdserve.structure.captures.capture import capture
@@ -207,6 +207,37 @@ def test_sync_when_a_store_fails_again_and_again_then_pauses_grow(
 
     for number, (before_s, after_s) in enumerate(pairwise(run(sync()))):
         assert after_s - before_s >= 0.02 * 2**number
+
+
+@pytest.mark.slow
+def test_stores_when_deleted_then_the_process_that_syncs_forgets_them(
+    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten, num_stores = list[str](), 12
+
+    class Process(SyncProcess):
+        def run(self, wanted: Pass, *, gone: Sequence[str] = ()) -> dict[str, str]:
+            forgotten.extend(gone)
+            return super().run(wanted, gone=gone)
+
+    monkeypatch.setattr(syncing, "SyncProcess", Process)
+    kept = _make(world, run, "kept")
+
+    async def sync() -> None:
+        made = Syncing(world.stores, interval_s=0.0, before=_nothing)
+        await made.start()
+        uids = []
+        for _ in range(num_stores):
+            store = await world.stores.create(replace(kept.record, name="other"), kept.spec)
+            uids.append(store.record.uid)
+            await made.wait_synced(store.record.uid)
+            await made.wait_synced(kept.record.uid)
+            await world.stores.delete(store)
+        assert forgotten == uids[: len(forgotten)]
+        assert len(forgotten) >= num_stores - 2
+        assert await made.stop(60.0)
+
+    run(sync())
 
 
 @pytest.mark.slow
