@@ -1253,7 +1253,7 @@ class GroupLoss(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., reason: _Optional[str] = ..., has_left: bool = ..., has_given_up: bool = ..., num_finished: _Optional[int] = ...) -> None: ...
 
 class CreateStoreRequest(_message.Message):
-    __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "min_size", "settings", "timeout_s", "max_object_bytes", "share_non_tensor", "replaces_empty_uid", "durability", "checksum", "is_hidden")
+    __slots__ = ("name", "kind", "spec", "capacity", "exists_ok", "min_size", "settings", "timeout_s", "max_object_bytes", "share_non_tensor", "replaces_empty_uid", "durability", "checksum", "is_hidden", "filling")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -1268,6 +1268,7 @@ class CreateStoreRequest(_message.Message):
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     IS_HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    FILLING_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: StoreKind
     spec: _spec_pb2.Spec
@@ -1282,17 +1283,20 @@ class CreateStoreRequest(_message.Message):
     durability: str
     checksum: bool
     is_hidden: bool
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., capacity: _Optional[int] = ..., exists_ok: bool = ..., min_size: _Optional[int] = ..., settings: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., replaces_empty_uid: _Optional[str] = ..., durability: _Optional[str] = ..., checksum: bool = ..., is_hidden: bool = ...) -> None: ...
+    filling: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[StoreKind, str]] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., capacity: _Optional[int] = ..., exists_ok: bool = ..., min_size: _Optional[int] = ..., settings: _Optional[str] = ..., timeout_s: _Optional[float] = ..., max_object_bytes: _Optional[int] = ..., share_non_tensor: bool = ..., replaces_empty_uid: _Optional[str] = ..., durability: _Optional[str] = ..., checksum: bool = ..., is_hidden: bool = ..., filling: _Optional[str] = ...) -> None: ...
 
 class EndFillingRequest(_message.Message):
-    __slots__ = ("store", "identity", "gives_up")
+    __slots__ = ("store", "identity", "gives_up", "filling")
     STORE_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     GIVES_UP_FIELD_NUMBER: _ClassVar[int]
+    FILLING_FIELD_NUMBER: _ClassVar[int]
     store: str
     identity: str
     gives_up: bool
-    def __init__(self, store: _Optional[str] = ..., identity: _Optional[str] = ..., gives_up: bool = ...) -> None: ...
+    filling: str
+    def __init__(self, store: _Optional[str] = ..., identity: _Optional[str] = ..., gives_up: bool = ..., filling: _Optional[str] = ...) -> None: ...
 
 class CreateStoreResponse(_message.Message):
     __slots__ = ("description", "created", "changed_settings")

@@ -12,7 +12,9 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
+from tdserve.client.tensordicts import store_filling
 from tdserve.client.tensordicts.store_filling import StoreFilling
 from tests.integration.crashing import Crashing
 from tests.processes import wait_for
@@ -94,6 +96,27 @@ def test_store_when_its_name_is_taken_then_refused_and_the_other_one_is_unchange
     with pytest.raises(tdserve.StoreExistsError):
         filling.write(rows(0, 5), [5])
     filling.give_up()
+
+
+def test_store_when_interrupted_before_the_answer_to_its_creation_then_given_up_and_the_name_is_free(
+    client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = StoreFilling(client, f"{name}-other", 12, OPTIONS)
+    other.write(rows(0, 5), [5])
+
+    def interrupt(*arguments: Any) -> Any:
+        create_store(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store_filling, "create_store", interrupt)
+        filling = StoreFilling(client, name, 12, OPTIONS)
+        with pytest.raises(KeyboardInterrupt):
+            filling.write(rows(0, 5), [5])
+    filling.give_up()
+    client.memmap(TensorDict({"x": torch.zeros(2)}, [2]), name)
+    other.write(rows(5, 7), [7])
+    check(other.show(), 12)
 
 
 def test_store_when_its_client_closes_then_the_name_is_free(

@@ -37,13 +37,16 @@ def create_store(
     return from_message(made.description), bool(made.created)
 
 
-def end_filling(client: SessionClient, name: str, identity: str, *, gives_up: bool = False) -> None:
+def end_filling(client: SessionClient, name: str, identity: str, *, filling: str = "", gives_up: bool = False) -> None:
     """Makes a hidden store visible, or deletes it; only the session that has created it can.
+
+    Args:
+        filling: With ``gives_up``, in place of the identity: what the request of its creation has named it.
 
     Raises:
         StoreNotFoundError: That session has ended, and the store with it.
     """
-    asked = control_pb2.EndFillingRequest(store=name, identity=identity, gives_up=gives_up)
+    asked = control_pb2.EndFillingRequest(store=name, identity=identity, filling=filling, gives_up=gives_up)
     _change(client, f"the end of the filling of {name!r}", None, end_filling=asked)
 
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tdserve.base.errors import StoreNotFoundError, StructureChangedError, TransferAbortedError, WrongStateError
-from tdserve.base.ids import check_store_name
+from tdserve.base.errors import (
+    DeadlineExceededError,
+    StoreNotFoundError,
+    StructureChangedError,
+    TDServeError,
+    TransferAbortedError,
+    TransportError,
+    WrongStateError,
+)
+from tdserve.base.ids import check_store_name, make_uid
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store, end_filling
@@ -43,6 +51,8 @@ class StoreFilling:
         self._num_rows = num_rows
         self._options = options
         self._identity = ""
+        self._filling = make_uid()
+        self._may_be_there = False
         self._description: Any = None
         self.num_written = 0
 
@@ -89,10 +99,15 @@ class StoreFilling:
         first = capture(rows, store=name, allow_pickle=client.allow_pickle)
         spec = first.spec.with_rows(self._num_rows)
         request = self._options.make_message(name, spec, control_pb2.STORE_KIND_TENSORDICT)
-        request.is_hidden = True
+        request.is_hidden, request.filling = True, self._filling
         creation_s = _MIN_CREATION_S + _CREATION_S_PER_GIB * spec.nbytes / 2**30
         deadline = client.make_deadline(max(client.catalog.timeout_s, creation_s))
-        self._description, _ = create_store(client, request, spec, deadline)
+        self._may_be_there = True  # also if no answer comes, as after an interrupt
+        try:
+            self._description, _ = create_store(client, request, spec, deadline)
+        except TDServeError as error:
+            self._may_be_there = isinstance(error, (TransportError, DeadlineExceededError))
+            raise
         self._identity = make_identity(self._description.uid, self._description.structure)
 
     def show(self) -> StoreHandle:
@@ -109,16 +124,16 @@ class StoreFilling:
             end_filling(self._client, self._name, self._identity)
         except StoreNotFoundError as error:
             raise self._make_loss(error) from error
-        description, self._description = self._description, None
+        description, self._description, self._may_be_there = self._description, None, False
         return StoreHandle(self._client, description)
 
     def give_up(self) -> None:
         """Deletes the store if it was begun and is not visible yet."""
-        if self._description is None:
+        if not self._may_be_there:
             return
-        self._description = None
+        self._description, self._may_be_there = None, False
         try:
-            end_filling(self._client, self._name, self._identity, gives_up=True)
+            end_filling(self._client, self._name, self._identity, filling=self._filling, gives_up=True)
         except StoreNotFoundError:  # the connection was lost
             return
 

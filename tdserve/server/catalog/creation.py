@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Container
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -56,6 +57,9 @@ class Creation:
     def __init__(self, stores: Stores, sessions: Container[object]) -> None:
         self._stores = stores
         self._sessions = sessions
+        self._beginning: dict[
+            tuple[int, str], asyncio.Event
+        ] = {}  # hidden stores that are being made: when that is over
 
     def read(self, request: control_pb2.CreateStoreRequest) -> tuple[StoreRecord, Spec]:
         """Returns the store that a request asks for, as for ``Stores.create``.
@@ -116,8 +120,14 @@ class Creation:
         wanted, spec = self.read(request)
         if KINDS[wanted.kind].has_rules:
             raise InvalidRequestError(argument="is_hidden", reason=f"{describe_kind(wanted.kind)} is visible at once")
-        store = await self.begin_filling(session, wanted, spec)
-        store.is_hidden = True
+        key, ended = (session, request.filling), asyncio.Event()
+        self._beginning[key] = ended
+        try:
+            store = await self.begin_filling(session, wanted, spec)
+            store.is_hidden, store.filling = True, request.filling
+        finally:
+            self._beginning.pop(key, None)
+            ended.set()
         return self._answer(store, created=True)
 
     async def end_filling(self, session: int, request: control_pb2.EndFillingRequest, record: Record) -> None:
@@ -130,8 +140,12 @@ class Creation:
             StoreNotFoundError: This session has no such hidden store (any more).
             WrongStateError: Some of its rows are incomplete. Nothing was changed.
         """
+        if request.gives_up and (beginning := self._beginning.get((session, request.filling))) is not None:
+            await beginning.wait()
         store = self._stores.loading.find_hidden(request.store, session)
-        if store is None or store.identity != request.identity:
+        known = ("", "") if store is None else (store.identity, store.filling)
+        is_meant = known[0] == request.identity or (request.gives_up and known[1] == request.filling != "")
+        if store is None or not is_meant:
             raise StoreNotFoundError(name=request.store)
         if request.gives_up:
             await self._stores.delete(store, partial(record, control_pb2.Done(), uses_reserve=True))

@@ -57,6 +57,7 @@ class OpenedStore:
         owner_session: Number of the session that fills it for the first time.
         is_filling: Whether a request of that session is filling it now.
         is_hidden: Whether writes of that session fill it, each with some of its rows, until it ends the filling.
+        filling: What the client that fills it so has named that.
         group_keys: Leaves by whose values samples have asked for groups of rows; new rows bring these values along.
         known_groups: The ``group_keys`` whose values are known for all rows.
         lost: Rows that report DATA_LOSS.
@@ -88,6 +89,7 @@ class OpenedStore:
     owner_session: int = 0
     is_filling: bool = False
     is_hidden: bool = False
+    filling: str = ""
     group_keys: list[Path] = field(default_factory=list)
     known_groups: set[Path] = field(default_factory=set)
     lost: LostRows = field(default_factory=LostRows)
