@@ -66,20 +66,11 @@ def replace_file(path: Path, content: bytes, *, must_sync: bool = False) -> None
 
 def exchange_paths(path: Path, other: Path) -> bool:
     """Lets two files or folders of one file system take each other's place in one step; returns False, with nothing
-    done, where the kernel or the file system has no such step.
-
-    Raises:
-        OSError: One of them does not exist, or may not be renamed. Nothing was done.
-    """
+    done, if that cannot be done: by this kernel or file system, or to these paths, which renames then say."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    if not rename(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
-        return True
-    fault = ctypes.get_errno()
-    if fault in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
-        return False
-    raise OSError(fault, os.strerror(fault), str(path), None, str(other))
+    return not rename(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
 
 
 def write_at(fd: int, content: bytes | bytearray | memoryview, offset: int) -> None:
