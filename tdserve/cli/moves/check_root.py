@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 def check(path: str, *, repairs: bool, as_json: bool) -> int:
     """Compare everything in the root PATH with its checksums. No server may have it open.
 
-    PATH may also be a place of checkpoints, a folder or a URL of fsspec: there, a repair removes damaged blocks, which
-    a later checkpoint writes again if its stores still have that content, and damaged manifests, whose checkpoints are
-    lost.
+    PATH may also be a place of checkpoints, also of a cluster's, as a folder or a URL of fsspec: there, a repair removes
+    damaged blocks, which a later checkpoint writes again if its stores still have that content, and damaged manifests,
+    whose checkpoints are lost.
     Exit code 0: all is whole, or is repaired. Exit code 8: it is not, or the folder of a store that is not in service
     lies in the root.
     """
-    if "://" in path or (Path(path, "checkpoints").is_dir() and not Path(path, "tdserve.json").exists()):
+    if "://" in path or _is_place(Path(path)):
         return _check_checkpoints(path, repairs=repairs, as_json=as_json)
     with _show_bar() as show:
         report = check_root(Path(path), repairs=repairs, on_progress=show)
@@ -44,6 +44,12 @@ def check(path: str, *, repairs: bool, as_json: bool) -> int:
     else:
         _print(report, repairs=repairs)
     return DAMAGED if report.num_damaged else 0
+
+
+def _is_place(path: Path) -> bool:
+    """Returns whether checkpoints lie there, of a server or of those of a cluster."""
+    has_checkpoints = Path(path, "checkpoints").is_dir() or any(path.glob("server-*/checkpoints"))
+    return has_checkpoints and not Path(path, "tdserve.json").exists()
 
 
 def _check_checkpoints(place: str, *, repairs: bool, as_json: bool) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timezone
-from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -89,13 +88,13 @@ def _list_place(place: str) -> list[MadeOf]:
     Raises:
         InvalidRequestError: There is no such place.
     """
-    from tdserve.client.moves.server_checkpoints import check_exists, find_server_place, list_checkpoints
+    from tdserve.client.moves.server_checkpoints import check_exists, list_checkpoints, list_server_places
 
     check_exists(place)
     if own := list_checkpoints(place):
         return [MadeOf(None, made) for made in own]
-    of_servers = takewhile(bool, (list_checkpoints(find_server_place(place, server)) for server in count()))
-    return [MadeOf(server, made) for server, of_server in enumerate(of_servers) for made in of_server]
+    of_servers = list_server_places(place).items()
+    return [MadeOf(server, made) for server, below in of_servers for made in list_checkpoints(below)]
 
 
 def _print_written(written: list[MadeOf], took_s: float) -> None:

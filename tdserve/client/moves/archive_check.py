@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 
 from tdserve.base.errors import TDServeError
 from tdserve.client.moves.manifest import Checkpoint, list_blocks, list_ids, load, make_manifest_name, read_block
-from tdserve.client.moves.server_checkpoints import Place, find_server_place
+from tdserve.client.moves.server_checkpoints import Place, list_server_places
 from tdserve.store.roots.archive import open_archive
 
 
@@ -67,12 +66,9 @@ def check_archive(
         InvalidRequestError: The URL names no file system that this process has.
     """
     report = _check(place, ArchiveReport(), on_progress, repairs=repairs)
-    for server in count():
-        below = find_server_place(place, server)
-        if not list_ids(open_archive(below)):
-            return report
+    for below in list_server_places(place).values():
         report = _check(below, report, on_progress, repairs=repairs)
-    raise AssertionError
+    return report
 
 
 def _check(

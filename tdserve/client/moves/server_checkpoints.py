@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -26,6 +27,9 @@ CHECKPOINT_TIMEOUT_S = 3600.0
 """Default timeout of a checkpoint and of its restore: those of large stores take minutes."""
 
 Place = str | PathLike[str]
+
+_SERVER = re.compile(r"server-(0|[1-9][0-9]*)")
+"""Name of the folder of a cluster's server."""
 
 
 def check_keep(keep: int | None) -> None:
@@ -128,10 +132,8 @@ def find_id(place: Place, checkpoint: str | None) -> str:
     """
     ids = list_ids(open_archive(place))
     if not ids:
-        first = find_server_place(place, 0)
-        of_cluster = (
-            f"; {first} has: connect to all servers to restore {place}" if list_ids(open_archive(first)) else ""
-        )
+        first = next((each for each in list_server_places(place).values() if list_ids(open_archive(each))), "")
+        of_cluster = f"; {first} has: connect to all servers to restore {place}" if first else ""
         raise InvalidRequestError(argument="place", reason=f"{place} has no checkpoint{of_cluster}")
     if checkpoint is not None and checkpoint not in ids:
         reason = f"{place} has no checkpoint {checkpoint!r}; it has {', '.join(ids[-MAX_NAMED:])}"
@@ -142,6 +144,12 @@ def find_id(place: Place, checkpoint: str | None) -> str:
 def find_server_place(place: Place, server: int) -> str:
     """Returns the place of the checkpoints of a cluster's server."""
     return f"{os.fspath(place)}/server-{server}"
+
+
+def list_server_places(place: Place) -> dict[int, str]:
+    """Returns the places of servers that are there below that of a cluster, by the numbers of the servers."""
+    found = map(_SERVER.fullmatch, open_archive(place).list_folders())
+    return {server: find_server_place(place, server) for server in sorted(int(each[1]) for each in found if each)}
 
 
 def check_exists(place: Place) -> None:

@@ -43,6 +43,10 @@ class Archive(Protocol):
         """Returns the sizes in bytes of all contents below a folder, by their names, in order; None: the file system
         does not tell. Raises InvalidRequestError if the folder cannot be read."""
 
+    def list_folders(self) -> list[str]:
+        """Returns the names of the folders in the place, also if it is not there. Raises InvalidRequestError if it
+        cannot be read."""
+
     def remove(self, name: str) -> None:
         """Removes a content, if it is there."""
 
@@ -130,6 +134,14 @@ class _FolderArchive:
         with convert_os_errors(self._folder):
             return dict(sorted(_iter_sizes(self._folder / folder, folder)))
 
+    def list_folders(self) -> list[str]:
+        with convert_os_errors(self._folder):
+            try:
+                with os.scandir(self._folder) as entries:
+                    return sorted(entry.name for entry in entries if entry.is_dir())
+            except FileNotFoundError:
+                return []
+
     def remove(self, name: str) -> None:
         (self._folder / name).unlink(missing_ok=True)
 
@@ -206,6 +218,17 @@ class _UrlArchive:
         except OSError as fault:
             raise InvalidRequestError(argument="place", reason=f"{below} cannot be read: {fault}") from fault
         return {f"{folder}{path[path.index(below) + len(below) :]}": found[path].get("size") for path in sorted(found)}
+
+    def list_folders(self) -> list[str]:
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(self._folder, detail=True)
+        except FileNotFoundError:
+            return []
+        except OSError as fault:
+            raise InvalidRequestError(argument="place", reason=f"{self._folder} cannot be read: {fault}") from fault
+        names = (each["name"].rstrip("/").rpartition("/")[2] for each in found if each["type"] == "directory")
+        return sorted(names)
 
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):

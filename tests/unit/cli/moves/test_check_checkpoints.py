@@ -93,3 +93,20 @@ def test_check_when_a_manifest_is_damaged_then_a_repair_removes_it(
     assert "--repair removes what is damaged" in shown
     assert run(capsys, "check", str(place), "--repair")[0] == DAMAGED
     assert run(capsys, "check", str(place))[0] == 0
+
+
+def test_place_of_a_cluster_when_one_server_has_none_any_more_then_those_of_the_others_are_checked_and_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "of-cluster"
+    for server in (1, 10):
+        save_checkpoint(place / f"server-{server}", 0, changed=OLD)
+    (place / "server-0/checkpoints").mkdir(parents=True)
+    (place / "server-x").mkdir()
+    code, shown, _ = run(capsys, "check", str(place))
+    assert (code, shown.partition(",")[0]) == (0, "2 checkpoints")
+    find_block(place / "server-10", OLD).write_bytes(b"damaged")
+    for named in (str(place), f"file://{place}"):
+        assert run(capsys, "check", named)[0] == DAMAGED
+    listed = json.loads(run(capsys, "checkpoint", "--list", "--json", str(place))[1])
+    assert [each["server"] for each in listed] == [1, 10]

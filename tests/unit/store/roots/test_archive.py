@@ -24,10 +24,13 @@ def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
 
 def test_contents_when_written_then_read_listed_and_removed(archive: Archive) -> None:
     assert archive.list_sizes("blocks") == {}
+    assert archive.list_folders() == []
     archive.write("blocks/ab/abcd", b"1")
     archive.write("blocks/cd/cdef", b"22")
     archive.write("blocks/ab/abcd", b"3")
     archive.write("others/a", b"")
+    archive.write("a file", b"")
+    assert archive.list_folders() == ["blocks", "others"]
     assert archive.read("blocks/ab/abcd") == b"3"
     assert archive.read("others/a") == b""
     assert [*archive.list_sizes("blocks").items()] == [("blocks/ab/abcd", 1), ("blocks/cd/cdef", 2)]
