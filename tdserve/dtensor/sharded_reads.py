@@ -220,7 +220,7 @@ def read_into(client: Client | ClusterClient, found: FoundVersion, state: StateL
 
     def perform(read: _Read) -> list[_Copy]:
         with within(deadline):
-            return perform_reads(client, found.contents, read)
+            return _perform(client, found.contents, read)
 
     with ThreadPoolExecutor(max(min(len(reads), MAX_READS), 1), "tdserve-dtensor") as threads:
         futures = [threads.submit(perform, read) for read in reads]
@@ -273,7 +273,7 @@ def _plan_reads(index: ShardedIndex, state: StateLeaves) -> list[_Read]:
     return reads
 
 
-def perform_reads(client: Client | ClusterClient, contents: ShardedIndex, read: _Read) -> list[_Copy]:
+def _perform(client: Client | ClusterClient, contents: ShardedIndex, read: _Read) -> list[_Copy]:
     """Makes a request; returns places and what goes there."""
     part = contents.parts[read.part]
     if contents.publication:

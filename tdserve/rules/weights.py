@@ -117,8 +117,6 @@ class Versions:
             server.
         wants_checksums: Whether there are readers that could use them.
         is_mostly_unchanged: Whether the last compared version had at least half of the one before it.
-        mixes_orders: Whether there were versions that differ only in the order of their keys: then a known fingerprint
-            does not determine the order.
     """
 
     def __init__(self, keep: int = DEFAULT_KEEP) -> None:
@@ -133,7 +131,6 @@ class Versions:
         self.fanout = 0
         self.wants_checksums = False
         self.is_mostly_unchanged = False
-        self.mixes_orders = False
         self._num_in_vain = 0
         self._next_checksummed = 0
 
@@ -219,9 +216,6 @@ class Versions:
         self._close(publishing, "committing")
         self._last = version = self.next_number
         record = VersionRecord(version, nbytes, now_s, metadata, publishing.fingerprint, publishing.order)
-        self.mixes_orders |= any(
-            other.fingerprint == record.fingerprint and other.order != record.order for other in self._kept.values()
-        )
         self._kept[version] = record
         return self._retire()
 
@@ -372,7 +366,6 @@ class Versions:
                 for record in self._kept.values()
             ],
             "orders": [[record.version, record.order] for record in self._kept.values() if record.order],
-            "mixes_orders": self.mixes_orders,
             "free": [[version, _encode_text(fingerprint)] for version, fingerprint in free.items()],
             "checksums": [
                 [version, _encode_text(each.fingerprint), _encode_text(each.content)]
@@ -399,7 +392,6 @@ class Versions:
             versions = cls(state["keep"])
             versions.fanout = int(state.get("fanout", 0))
             versions._last = int(state["last_begun"])
-            versions.mixes_orders = bool(state.get("mixes_orders", False))
             orders = {number: str(order) for number, order in state.get("orders", ())}
             for number, nbytes, created_s, metadata, fingerprint in sorted(state["kept"]):
                 content = _decode_text(metadata), _decode_text(fingerprint), orders.get(number, "")

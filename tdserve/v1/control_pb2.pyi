@@ -712,7 +712,7 @@ class PublishRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., keep: _Optional[int] = ..., timeout_s: _Optional[float] = ..., metadata: _Optional[bytes] = ..., fanout: _Optional[int] = ...) -> None: ...
 
 class LatestRequest(_message.Message):
-    __slots__ = ("store", "newer_than", "timeout_s", "fingerprint", "version", "holds", "leaves", "dtype", "relays", "failed", "without_values", "without_content")
+    __slots__ = ("store", "newer_than", "timeout_s", "fingerprint", "version", "holds", "leaves", "dtype", "relays", "failed", "without_values", "order", "without_content")
     STORE_FIELD_NUMBER: _ClassVar[int]
     NEWER_THAN_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
@@ -724,6 +724,7 @@ class LatestRequest(_message.Message):
     RELAYS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_VALUES_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_CONTENT_FIELD_NUMBER: _ClassVar[int]
     store: str
     newer_than: int
@@ -736,8 +737,9 @@ class LatestRequest(_message.Message):
     relays: bool
     failed: _containers.RepeatedCompositeFieldContainer[FailedLink]
     without_values: bool
+    order: bytes
     without_content: bool
-    def __init__(self, store: _Optional[str] = ..., newer_than: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ..., holds: _Optional[int] = ..., leaves: _Optional[bytes] = ..., dtype: _Optional[_Union[_spec_pb2.DType, str]] = ..., relays: bool = ..., failed: _Optional[_Iterable[_Union[FailedLink, _Mapping]]] = ..., without_values: bool = ..., without_content: bool = ...) -> None: ...
+    def __init__(self, store: _Optional[str] = ..., newer_than: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ..., holds: _Optional[int] = ..., leaves: _Optional[bytes] = ..., dtype: _Optional[_Union[_spec_pb2.DType, str]] = ..., relays: bool = ..., failed: _Optional[_Iterable[_Union[FailedLink, _Mapping]]] = ..., without_values: bool = ..., order: _Optional[bytes] = ..., without_content: bool = ...) -> None: ...
 
 class FailedLink(_message.Message):
     __slots__ = ("link", "was_connected")

@@ -108,22 +108,22 @@ def test_part_when_it_is_gone_or_another_then_read_raises_until_the_next_version
 def test_plain_version_when_its_store_is_created_again_amid_the_reads_then_all_is_of_the_new_one(
     client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    perform, reads = sharded_reads.perform_reads, []
+    read, reads = tdserve.Client.version, []
 
     def publish(number: float) -> None:
         client.publish(name, TensorDict({key: torch.full((4,), number) for key in "abc"}), metadata={"life": number})
 
-    def delete_meanwhile(*arguments: Any) -> Any:
+    def delete_meanwhile(*arguments: Any, **options: Any) -> Any:
         reads.append(arguments)
         if len(reads) == 2:
             client.delete(name)
             publish(2.0)
-        return perform(*arguments)
+        return read(*arguments, **options)
 
     publish(1.0)
     monkeypatch.setattr(sharded_reads, "READ_NBYTES", 1)
     monkeypatch.setattr(sharded_reads, "MAX_READS", 1)
-    monkeypatch.setattr(sharded_reads, "perform_reads", delete_meanwhile)
+    monkeypatch.setattr(tdserve.Client, "version", delete_meanwhile)
     into = {key: torch.zeros(4) for key in "abc"}
     found = dtensor.latest(client, name, into=into)
     assert found is not None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def check(path: str, *, repairs: bool, as_json: bool) -> int:
     """Compare everything in the root PATH with its checksums. No server may have it open.
 
-    PATH may also be a place of checkpoints, also of a cluster's, as a folder or a URL of fsspec: there, a repair removes
+    PATH may also be a place of checkpoints, or of a cluster's, as a folder or a URL of fsspec. There a repair removes
     damaged blocks, which a later checkpoint writes again if its stores still have that content, and damaged manifests,
     whose checkpoints are lost.
     Exit code 0: all is whole, or is repaired. Exit code 8: it is not, or the folder of a store that is not in service

@@ -135,6 +135,7 @@ class Wanted:
             version=None if self.version is None else min(max(self.version, 0), LARGEST),
             timeout_s=deadline.remaining_s,
             fingerprint=spec.fingerprint if spec is not None else b"",
+            order=codec.compute_order(spec) if spec is not None else b"",
             holds=holds,
             dtype=WIRE[self.dtype] if self.dtype else 0,  # type: ignore[arg-type]
         )

@@ -18,6 +18,7 @@ from tdserve.server.weights.checksums import Checksums
 from tdserve.server.weights.relays import Relays
 from tdserve.server.weights.small_versions import SmallVersions
 from tdserve.server.weights.version_files import make_path
+from tdserve.structure.trees import codec
 from tdserve.structure.trees.dtypes import NAMES
 from tdserve.structure.trees.tree import Spec
 from tdserve.structure.trees.version_subset import (
@@ -122,7 +123,7 @@ def make_accepted(wanted: VersionToSend, spec: Spec) -> control_pb2.Accepted:
     version, fingerprint = wanted.record, wanted.record.fingerprint
     accepted = control_pb2.Accepted(fingerprint=fingerprint, version=version.version, metadata=version.metadata)
     accepted.created_s = version.created_s
-    if wanted.asked.fingerprint != fingerprint or wanted.store.get_versions().mixes_orders:
+    if wanted.asked.fingerprint != fingerprint or wanted.asked.order != codec.compute_order(spec):
         accepted.spec.CopyFrom(get_message(spec))
     return accepted
 

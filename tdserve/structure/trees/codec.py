@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterable
@@ -51,6 +52,16 @@ _NUM_KEPT = 1024
 
 _MAX_CLASS_NAME = 1000
 """Characters of "module.QualName"; a limit, so that a peer cannot make this process keep megabytes."""
+
+
+def compute_order(spec: Spec) -> bytes:
+    """Returns what tells a structure from others with its fingerprint, whose keys are in another order."""
+
+    def make() -> bytes:
+        return hashlib.sha256(encode(spec).SerializeToString(deterministic=True)).digest()
+
+    order: bytes = spec.memoize(compute_order, make)
+    return order
 
 
 def encode(spec: Spec) -> spec_pb2.Spec:

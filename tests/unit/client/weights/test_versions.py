@@ -13,6 +13,8 @@ from tdserve.base.errors import DeadlineExceededError, SpecMismatchError
 from tdserve.client.session.session import Session
 from tdserve.client.weights import lru_names, pulls
 from tdserve.client.weights.local_versions import map_version
+from tdserve.structure.trees import codec
+from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
 
 
@@ -65,6 +67,45 @@ def test_latest_when_another_has_asked_without_values_then_they_come_all_the_sam
             assert found is not None
             assert (found.data["text"], found.data["w"].tolist()) == ("hello", [1.0] * 3)
         assert not client.call(ask, Deadline.after(5.0))
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_latest_when_keys_come_in_another_order_then_as_they_were_published(
+    server: tdserve.Server, name: str, is_deleted: bool
+) -> None:
+    with server.client(transport="gloo") as client, server.client(transport="shm") as local:
+        for number, keys in enumerate(("ab", "c", "ba", "ba", "ab")):
+            if is_deleted and number:
+                client.delete(name)
+            local.publish(name, TensorDict({key: torch.ones(2) for key in keys}), keep=1)
+            if keys == "c":  # which the readers do not see
+                continue
+            for reader in (client, local):
+                found = reader.latest(name)
+                assert found is not None
+                assert "".join(found.data.keys()) == keys
+
+
+def test_latest_when_the_order_of_keys_is_known_then_the_structure_is_not_sent_again(
+    server: tdserve.Server, name: str
+) -> None:
+    with server.client(transport="gloo") as client:
+        client.publish(
+            name, TensorDict({"b": torch.ones(2), "n": {"y": torch.ones(1), "x": "text"}, "a": torch.ones(2)})
+        )
+        spec: list[Spec] = []
+
+        def ask(session: Session, request: int, deadline: Deadline) -> bool:
+            known: dict[str, Any] = (
+                {} if not spec else {"fingerprint": spec[0].fingerprint, "order": codec.compute_order(spec[0])}
+            )
+            asked = control_pb2.LatestRequest(store=name, timeout_s=5.0, **known)
+            accepted = session.send(request, latest=asked).wait(deadline.remaining_s, "a version").done.accepted
+            if accepted.HasField("spec"):
+                spec[:] = [codec.decode(accepted.spec)]
+            return accepted.HasField("spec")
+
+        assert [client.call(ask, Deadline.after(5.0)) for _ in range(2)] == [True, False]
 
 
 def test_publish_when_the_structure_changes_then_readers_get_the_new_one(client: tdserve.Client, name: str) -> None:
