@@ -1428,24 +1428,28 @@ class VersionInfo(_message.Message):
     def __init__(self, version: _Optional[int] = ..., nbytes: _Optional[int] = ..., created_s: _Optional[float] = ..., metadata: _Optional[bytes] = ...) -> None: ...
 
 class ListStoresRequest(_message.Message):
-    __slots__ = ("prefix", "page_token", "page_size", "near")
+    __slots__ = ("prefix", "page_token", "page_size", "near", "with_moved")
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     NEAR_FIELD_NUMBER: _ClassVar[int]
+    WITH_MOVED_FIELD_NUMBER: _ClassVar[int]
     prefix: str
     page_token: str
     page_size: int
     near: str
-    def __init__(self, prefix: _Optional[str] = ..., page_token: _Optional[str] = ..., page_size: _Optional[int] = ..., near: _Optional[str] = ...) -> None: ...
+    with_moved: bool
+    def __init__(self, prefix: _Optional[str] = ..., page_token: _Optional[str] = ..., page_size: _Optional[int] = ..., near: _Optional[str] = ..., with_moved: bool = ...) -> None: ...
 
 class ListStoresResponse(_message.Message):
-    __slots__ = ("names", "next_page_token")
+    __slots__ = ("names", "next_page_token", "moved")
     NAMES_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     names: _containers.RepeatedScalarFieldContainer[str]
     next_page_token: str
-    def __init__(self, names: _Optional[_Iterable[str]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    moved: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., next_page_token: _Optional[str] = ..., moved: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeleteStoreRequest(_message.Message):
     __slots__ = ("name", "deletes_record", "uid")

@@ -101,10 +101,13 @@ class ClusterClient(ClusterMoves):
         """Lists the names of all stores of the servers that answer, sorted; a shared store once."""
         servers = range(len(self.members))
         asked = self.members.list_alive(servers) or servers
-        listed, lost = self.members.ask_clients(asked, lambda client: client.stores(prefix))
+        listed, lost = self.members.ask_clients(asked, lambda client: client.catalog.list_with_moved(prefix))
         if lost and not listed:
             raise next(iter(lost.values()))
-        names = {name for each in listed.values() for name in each}
+        names = {name for here, _ in listed.values() for name in here}
+        # A store that moves meanwhile may be nowhere at the time when a server is asked.
+        unseen = {name for _, moved in listed.values() for name in moved} - names
+        names.update(name for name in unseen if self.directory.find_again(name) is not None)
         is_whole = len(listed) == len(self.members)  # otherwise the record of a part may be at a server that is lost
         return sorted(
             name for name in names if (whole := find_whole(name)) is None or (is_whole and whole not in names)

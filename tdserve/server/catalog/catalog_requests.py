@@ -10,7 +10,7 @@ from tdserve.server.catalog.descriptions import describe, describe_packed
 from tdserve.server.catalog.stores import Stores
 from tdserve.server.execution import inline_tasks
 from tdserve.server.execution.admission_budget import AdmissionBudget
-from tdserve.server.kinds.placement_kind import is_listed
+from tdserve.server.kinds.placement_kind import find_forward, is_listed
 from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.v1 import content_pb2, control_pb2
@@ -81,8 +81,9 @@ class CatalogRequests:
             near = filter(grant.has_store, catalog.find_names_around(request.near, request.page_size))
             return control_pb2.ListStoresResponse(names=near)
         names, after = self._list_page(request, grant)
-        here = (name for name in names if is_listed(catalog.get(name)))
-        return control_pb2.ListStoresResponse(names=here, next_page_token=after)
+        here = [name for name in names if is_listed(catalog.get(name))]
+        moved = [name for name in names if find_forward(catalog.get(name))] if request.with_moved else ()
+        return control_pb2.ListStoresResponse(names=here, next_page_token=after, moved=moved)
 
     def _list_page(self, request: control_pb2.ListStoresRequest, grant: Grant) -> tuple[list[str], str]:
         """Returns a page of names and its token, which is no name that the grant does not include either."""

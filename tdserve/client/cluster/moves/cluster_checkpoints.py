@@ -73,8 +73,8 @@ def checkpoint_cluster(
 
 
 def _list_names(members: Members, deadline: Deadline) -> set[str]:
-    calls = {server: members.get(server).catalog.stores for server in range(len(members))}
-    return {name for names in _ask_each(members, calls, deadline) for name in names}
+    calls = {server: members.get(server).catalog.list_with_moved for server in range(len(members))}
+    return {name for listed, moved in _ask_each(members, calls, deadline) for name in (*listed, *moved)}
 
 
 def _checkpoint_each(members: Members, place: Place, deadline: Deadline, on_progress: OnCheckpoint) -> list[Checkpoint]:

@@ -117,16 +117,26 @@ class CatalogClient:
 
     def stores(self, prefix: str = "", *, timeout_s: float | None = None) -> list[str]:
         """Lists the names of all stores, sorted."""
-        deadline = self.make_deadline(timeout_s)
+        pages = self._iter_pages(prefix, self.make_deadline(timeout_s))
+        return [name for page in pages for name in page.names]
+
+    def list_with_moved(self, prefix: str = "") -> tuple[list[str], list[str]]:
+        """Lists the names of the stores of a cluster's server, and of those that have moved from there to others, or
+        were deleted there since."""
+        pages = list(self._iter_pages(prefix, self.make_deadline(None), with_moved=True))
+        return [name for page in pages for name in page.names], [name for page in pages for name in page.moved]
+
+    def _iter_pages(
+        self, prefix: str, deadline: Deadline, *, with_moved: bool = False
+    ) -> Iterator[control_pb2.ListStoresResponse]:
         if not isinstance(prefix, str):
             raise InvalidRequestError(argument="prefix", reason=f"{prefix!r} is not a str")
-        names: list[str] = []
-        request = control_pb2.ListStoresRequest(prefix=prefix)
+        request = control_pb2.ListStoresRequest(prefix=prefix, with_moved=with_moved)
         while True:
             page = self.call_within("ListStores", request, deadline)
-            names.extend(page.names)
+            yield page
             if not page.next_page_token:
-                return names
+                return
             request.page_token = page.next_page_token
 
     def __contains__(self, name: object) -> bool:

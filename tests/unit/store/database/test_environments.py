@@ -100,6 +100,7 @@ def test_environment_when_a_fork_parts_with_what_it_inherited_then_the_parent_st
         parents = environments.acquire(tmp_path, writable=False, max_bytes=0)
         with parents.env.begin(buffers=True) as txn:
             txn.get(b"0")
+            gc.collect()  # queues of grpc.aio that other tests have dropped would wait for their threads in the child
             child = os.fork()
             if child == 0:
                 _end_child(tmp_path, parents, ending)
