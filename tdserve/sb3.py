@@ -7,6 +7,7 @@ program changes. Stable-Baselines3 is read at version 2.9.2.
 from __future__ import annotations
 
 import math
+import os
 import time
 import weakref
 from collections import deque
@@ -24,15 +25,11 @@ from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from tensordict import TensorDict
 
-from tdserve.base.errors import (
-    ClosedError,
-    NotSupportedError,
-    TDServeError,
-    WrongStateError,
-)
+from tdserve.base.errors import ClosedError, NotSupportedError, TDServeError, WrongStateError
 from tdserve.client.client import Client
 from tdserve.client.connecting import connect
 from tdserve.client.session.calls.call_conditions import is_passing
+from tdserve.client.session.finalizing import run_from_finalizer
 from tdserve.client.session.process_exit import ExitFlush
 from tdserve.client.tables.replay import ReplayHandle
 
@@ -45,7 +42,7 @@ _MAX_WAITING = 32
 _MAX_WAITING_NBYTES = 1024 * 1024
 """Most content that waits, but for at least one step."""
 
-_MAX_WAITING_S = 0.05
+MAX_WAITING_S = 0.05
 """A step does not wait longer for others, as long as steps are added or rows sampled."""
 
 _LOOK_AGAIN_S = 1.0
@@ -135,9 +132,8 @@ class TDServeReplayBuffer(ReplayBuffer):
         self._ahead = _RowsAhead(self._table, sum(map(_count_bytes, row.values())))
         self._num_stored = 0  # rows of the table, as of the last look
         self._looked_s = -math.inf
-        weakref.finalize(
-            self, _finish_later, self._client, self._waiting, self._under_way, self._table
-        ).atexit = False  # then _BUFFERS does it
+        held = self._client, self._waiting, self._under_way, self._table
+        weakref.finalize(self, _finish_later, os.getpid(), *held).atexit = False  # then _BUFFERS does it
         _BUFFERS.add(self)
 
     def _make_row(self) -> dict[str, Any]:
@@ -222,6 +218,7 @@ class TDServeReplayBuffer(ReplayBuffer):
         self.flush()
         self._table.clear()
         self._num_stored = 0
+        self._ahead.drop()
         super().reset()
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
@@ -282,13 +279,17 @@ class TDServeReplayBuffer(ReplayBuffer):
         self.flush()
         self._client.close()
 
+    def _begin_in_child(self) -> None:
+        """Forgets, in a forked child, the steps that the parent stores, and what is drawn there too."""
+        if self._waiting.num_steps:
+            self._waiting.take()
+        self._under_way.clear()
+        self._ahead.drop()
+
     def __getstate__(self) -> dict[str, Any]:
         self.flush()
-        return {
-            key: value
-            for key, value in vars(self).items()
-            if key not in ("_client", "_table", "_under_way", "_waiting", "_ahead")
-        }
+        left_out = ("_client", "_table", "_under_way", "_waiting", "_ahead")
+        return {key: value for key, value in vars(self).items() if key not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -301,11 +302,16 @@ def _finish(buffer: TDServeReplayBuffer, end_s: float) -> None:
         buffer.flush(timeout_s=max(end_s - time.monotonic(), 0.0))
 
 
-def _finish_later(client: Client, waiting: _Steps, under_way: deque[Future[Any]], table: ReplayHandle) -> None:
-    """Stores, in another thread, the steps of a buffer that is gone, and closes its client; for finalizers."""
+def _finish_later(pid: int, client: Client, steps: _Steps, under_way: deque[Future[Any]], table: ReplayHandle) -> None:
+    """Stores, in another thread, the steps of a buffer that is gone, and closes its client; for finalizers. In a forked
+    child of its process it stores what was added there, and leaves the client to the parent."""
+    if os.getpid() != pid:
+        if steps.num_steps or under_way:
+            run_from_finalizer(partial(_store, steps, under_way, table))
+        return
     close = Thread(target=client.close, name="tdserve-close-buffer", daemon=True)
     with suppress(TDServeError):  # the client was closed
-        client.later(partial(_store, waiting, under_way, table)).add_done_callback(lambda _: close.start())
+        client.later(partial(_store, steps, under_way, table)).add_done_callback(lambda _: close.start())
 
 
 def _store(waiting: _Steps, under_way: deque[Future[Any]], table: ReplayHandle) -> None:
@@ -316,7 +322,7 @@ def _store(waiting: _Steps, under_way: deque[Future[Any]], table: ReplayHandle) 
             under_way.popleft().result()
 
 
-_BUFFERS: ExitFlush[TDServeReplayBuffer] = ExitFlush(_finish)
+_BUFFERS: ExitFlush[TDServeReplayBuffer] = ExitFlush(_finish, begin_in_child=TDServeReplayBuffer._begin_in_child)
 
 
 class _Steps:
@@ -349,7 +355,7 @@ class _Steps:
     def is_due(self) -> bool:
         """Whether steps wait, and no other should be waited for."""
         is_full = self.num_steps == self._max_steps
-        return is_full or (self.num_steps > 0 and time.monotonic() - self._began_s > _MAX_WAITING_S)
+        return is_full or (self.num_steps > 0 and time.monotonic() - self._began_s > MAX_WAITING_S)
 
     @property
     def num_rows(self) -> int:
@@ -422,7 +428,7 @@ class _RowsAhead:
         most = min(_MAX_AHEAD, max(_MAX_AHEAD_NBYTES // (self._row_nbytes * batch_size), 1))
         num_rows = batch_size * min(max(self._num_expected, self._num_samples), most)
         self._rows, self._num_rows, self._num_taken = self._sample(num_rows), num_rows, 0
-        self._until_s = time.monotonic() + _MAX_WAITING_S
+        self._until_s = time.monotonic() + MAX_WAITING_S
 
 
 def _make_empty_error(table: ReplayHandle) -> WrongStateError:

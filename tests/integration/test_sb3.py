@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -20,6 +22,7 @@ from stable_baselines3 import DQN  # noqa: E402
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer  # noqa: E402
 
 import tdserve  # noqa: E402
+from tdserve.client.session.finalizing import wait_for_all  # noqa: E402
 from tdserve.sb3 import TDServeReplayBuffer  # noqa: E402
 from tests.processes import wait_for  # noqa: E402
 
@@ -272,3 +275,58 @@ def test_add_when_the_buffer_was_closed_then_an_error_at_once_and_nothing_is_sto
     buffer.close()
     with server.client() as client:
         assert len(client.replay(options["name"])) == NUM_ENVS
+
+
+def drop(held: list[TDServeReplayBuffer]) -> None:
+    """Drops a buffer with nothing to store: no thread begins."""
+    held.clear()
+    gc.collect()
+    assert threading.active_count() == 1
+
+
+def add_and_drop(held: list[TDServeReplayBuffer]) -> None:
+    held[0].add(*step(VECTOR, VECTOR, 7))
+    held.clear()
+    gc.collect()
+    assert wait_for_all(20.0)
+
+
+def add_and_flush(held: list[TDServeReplayBuffer]) -> None:
+    held[0].add(*step(VECTOR, VECTOR, 7))
+    held[0].flush(20.0)
+
+
+@pytest.mark.parametrize("act", [drop, add_and_drop, add_and_flush])
+def test_steps_when_a_forked_child_has_the_buffer_too_then_each_is_stored_once(
+    options: dict[str, Any], act: Callable[[list[TDServeReplayBuffer]], None]
+) -> None:
+    held = [TDServeReplayBuffer(400, VECTOR, VECTOR, n_envs=NUM_ENVS, **options)]
+    held[0].add(*step(VECTOR, VECTOR, 0))
+    pid = os.fork()
+    if not pid:
+        try:
+            act(held)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+    is_added = act in (add_and_drop, add_and_flush)
+    assert held[0].size() == 1 + is_added
+    held[0].close()
+
+
+def test_reset_when_rows_were_drawn_ahead_then_they_are_not_sampled_any_more(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tdserve.sb3.MAX_WAITING_S", 60.0)
+    buffer, other = (TDServeReplayBuffer(400, VECTOR, VECTOR, n_envs=NUM_ENVS, **options) for _ in range(2))
+    buffer.add(*step(VECTOR, VECTOR, 0))
+    buffer.flush()
+    for _ in range(3):  # the third draws for one more
+        buffer.sample(1)
+    buffer.reset()
+    other.add(*step(VECTOR, VECTOR, 1))
+    other.flush()
+    assert buffer.sample(1).observations.eq(1).all()
+    other.close()
+    buffer.close()

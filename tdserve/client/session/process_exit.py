@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.util import Finalize
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
@@ -95,6 +96,8 @@ class ExitFlush(Generic[_Member]):
         finish: Waits until one of them has stored everything, at most until a monotonic time.
         begin: Called for all of them before the first wait.
         is_early: Whether it also runs while threads of executors still accept work.
+        begin_in_child: Called for all of them in a forked child, which runs this at its exit too: what they held before
+            is the parent's to store.
     """
 
     def __init__(
@@ -103,11 +106,14 @@ class ExitFlush(Generic[_Member]):
         *,
         begin: Callable[[_Member], None] | None = None,
         is_early: bool = False,
+        begin_in_child: Callable[[_Member], None] | None = None,
     ) -> None:
         self._finish = finish
         self._begin = begin
         self._is_early = is_early
         self._members: WeakSet[_Member] = WeakSet()
+        if begin_in_child is not None:
+            os.register_at_fork(after_in_child=partial(self._call_all, begin_in_child))
 
     def add(self, member: _Member) -> None:
         """Adds an object, which may be collected before."""
@@ -115,6 +121,10 @@ class ExitFlush(Generic[_Member]):
             call_before_executors_end(self.run)
         call_at_exit(self.run)
         self._members.add(member)
+
+    def _call_all(self, call: Callable[[_Member], None]) -> None:
+        for member in list(self._members):
+            call(member)
 
     def run(self) -> None:
         """Waits until everything is stored, or the time is up."""
