@@ -5,14 +5,16 @@ A method is written down only for type checkers, or because its result is entere
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import torch
 
 from tdserve.aio.async_objects import (
+    _END,
     BLOCK,
+    AsyncIterating,
     AsyncObject,
     AsyncSequence,
     AsyncSteps,
@@ -130,13 +132,19 @@ class AsyncQueueHandle(AsyncSequence, of=QueueHandle, attributes=_TABLE):
     writer = make_opening(QueueHandle.writer, AsyncReplayWriter)  # type: ignore[arg-type]  # its **options might be self=
 
 
-class AsyncEntries(AsyncObject, of=EntryIterator):
+class AsyncEntries(AsyncIterating, of=EntryIterator):
     """An iterator over entries, or values of entries, that are read in batches."""
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        while block := await self._run(lambda: list(islice(self.sync, BLOCK))):
-            for each in block:
-                yield each
+    _block: Iterator[Any] = iter(())
+
+    async def __anext__(self) -> Any:
+        found = next(self._block, _END)
+        if found is _END:
+            self._block = iter(await self._take_step(lambda: list(islice(self.sync, BLOCK))))
+            found = next(self._block, _END)
+        if found is _END:
+            raise StopAsyncIteration
+        return found
 
     async def __aenter__(self) -> AsyncEntries:
         return self

@@ -218,18 +218,18 @@ class AsyncSequence(AsyncObject):
                 yield each
 
 
-class AsyncSteps(AsyncObject):
+class AsyncIterating(AsyncObject):
     """An iterator; one task iterates. A step that is cancelled is not lost: the next one brings what it brings."""
 
-    has_end = True
     _step: AwaitableFuture[Any] | None = None
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Any:
+    async def _take_step(self, step: Callable[[], Any]) -> Any:
+        """Returns what the step under way brings; if there is none, it is begun."""
         if self._step is None:
-            self._step = self._calls.start(lambda: next(self.sync, _END))
+            self._step = self._calls.start(step)
         try:
             found = await self._step
         except asyncio.CancelledError:
@@ -238,6 +238,16 @@ class AsyncSteps(AsyncObject):
             self._step = None
             raise
         self._step = None
+        return found
+
+
+class AsyncSteps(AsyncIterating):
+    """An iterator each of whose steps is a call, and which has an end."""
+
+    has_end = True
+
+    async def __anext__(self) -> Any:
+        found = await self._take_step(lambda: next(self.sync, _END))
         if found is _END:
             raise StopAsyncIteration
         return found
