@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial, update_wrapper
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast
 
 from tensordict import TensorDictBase
 
 from tdserve.aio.async_calls import WRAPPERS, Calls, OpeningCall
-from tdserve.base.errors import InvalidRequestError, TDServeError
+from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, TDServeError
 from tdserve.client.session.calls.awaitable_future import AwaitableFuture
 
 if TYPE_CHECKING:
@@ -33,13 +33,15 @@ def make_coroutine(
     method: Callable[Concatenate[Any, _Parameters], _Result],
 ) -> Callable[Concatenate[Any, _Parameters], Coroutine[Any, Any, _Result]]:
     """Makes a coroutine function of a method, with the same arguments; a ``timeout_s`` covers the wait for a thread."""
+    position = _find_timeout(method)
 
     async def call(self: Any, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         def call_method(*args: Any, **kwargs: Any) -> _Result:
             made: _Result = getattr(self.sync, method.__name__)(*args, **kwargs)
             return made
 
-        result: _Result = await self._run(_take_wait_off(call_method, args, kwargs), method.__name__)
+        waiting = _take_wait_off(call_method, args, kwargs, position, ends=method.__name__ == "close")
+        result: _Result = await self._run(waiting, method.__name__)
         return result
 
     update_wrapper(call, method)
@@ -92,11 +94,13 @@ def make_function_coroutine(
         gives_up: As the attribute of ``AsyncObject``.
     """
 
+    position = _find_timeout(function)
+
     async def call(client: Any, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         if not isinstance(client, AsyncObject):
             reason = f"a {type(client).__name__} is none of tdserve.aio; give what tdserve.aio.connect returns"
             raise InvalidRequestError(argument="client", reason=reason)
-        waiting = _take_wait_off(partial(function, client.sync), args, kwargs)
+        waiting = _take_wait_off(partial(function, client.sync), args, kwargs, position)
         result: _Result = await client._calls.run(waiting, gives_up=gives_up)
         return result
 
@@ -104,15 +108,47 @@ def make_function_coroutine(
     return call
 
 
-def _take_wait_off(call: Callable[..., _Result], args: Any, kwargs: dict[str, Any]) -> Callable[[], _Result]:
-    """Returns a call that is made later, in a thread, with what is left then of its ``timeout_s``."""
+def _find_timeout(function: Callable[..., Any]) -> int | None:
+    """Returns the position of ``timeout_s`` among the arguments behind the first; None if it is none of them."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+    except (TypeError, ValueError):  # no function, or one in C
+        return None
+    positional = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    return positional.index("timeout_s") if "timeout_s" in positional else None
+
+
+def _take_wait_off(
+    call: Callable[..., _Result],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    position: int | None,
+    *,
+    ends: bool = False,
+) -> Callable[[], _Result]:
+    """Returns a call that is made later, in a thread, with what is left then of its ``timeout_s``.
+
+    Args:
+        position: Of it among ``args``.
+        ends: Whether the call ends something: then it is made although nothing is left.
+
+    Raises (from the call):
+        DeadlineExceededError: Nothing was left: 0 would mean something else.
+    """
     begun_s = time.monotonic()
 
     def call_in_thread() -> _Result:
-        timeout_s = kwargs.get("timeout_s")
+        given, named = list(args), dict(kwargs)
+        is_positional = position is not None and position < len(given)
+        holder, key = cast("tuple[Any, Any]", (given, position) if is_positional else (named, "timeout_s"))
+        timeout_s = holder[key] if is_positional else named.get("timeout_s")
         if isinstance(timeout_s, (int, float)) and timeout_s > 0:
-            kwargs["timeout_s"] = max(timeout_s - (time.monotonic() - begun_s), 0.0)
-        return call(*args, **kwargs)
+            left_s = timeout_s - (time.monotonic() - begun_s)
+            if left_s <= 0 and not ends:
+                what = "a free thread: earlier calls of this client are under way"
+                raise DeadlineExceededError(what=what, timeout_s=timeout_s)
+            holder[key] = max(left_s, 0.0)
+        return call(*given, **named)
 
     return call_in_thread
 
