@@ -91,7 +91,8 @@ class TDServeDatasource(_RowsDatasource):
 
     Raises:
         StoreNotFoundError, KeyError: There is no such store or key.
-        InvalidRequestError, WrongStateError: It is a store without rows.
+        InvalidRequestError, WrongStateError: It is a store without rows; or two keys would be one column, such as
+            ``"a/b"`` and ``("a", "b")``.
         ConnectError: There is no server.
     """
 
@@ -119,7 +120,7 @@ class MemmapDatasource(_RowsDatasource):
         keys: Only these leaves or nested parts.
 
     Raises:
-        InvalidRequestError: It has no rows.
+        InvalidRequestError: It has no rows, or two keys would be one column.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keys: Keys = ()) -> None:
@@ -153,26 +154,38 @@ def _iter_blocks(rows: Any, keys: Keys, starts: range) -> Iterator[Any]:
 
 def _make_block(rows: Any, keys: Keys, start: int, stop: int) -> Any:
     found = rows[start:stop]
-    content = _flatten(found.select(*keys) if keys else found, stop - start, "")
-    return BlockAccessor.batch_to_block(content)
+    content = _flatten(found.select(*keys) if keys else found, stop - start, ())
+    return BlockAccessor.batch_to_block(_name_columns(content))
 
 
-def _flatten(content: Any, num_rows: int, prefix: str) -> dict[str, Any]:
-    """Returns a tensordict, or a dict of arrays, as columns."""
+def _flatten(content: Any, num_rows: int, path: Path) -> dict[Path, Any]:
+    """Returns a tensordict, or a dict of arrays, as columns by their paths, which begin with a given one."""
     entries = entries_of(content) if type(content) is TensorDict else content
     if not isinstance(entries, dict):
         entries = to_arrays(content)
-    columns: dict[str, Any] = {}
-    for key, entry in entries.items():
-        if isinstance(entry, NonTensorData):
-            columns[prefix + key] = _make_column([entry.data] * num_rows)
-            continue
-        value = entry if type(entry) is TensorDict else to_arrays(entry)
+    columns: dict[Path, Any] = {}
+    for name, entry in entries.items():
+        key = (*path, name)
+        value = entry if type(entry) is TensorDict or isinstance(entry, NonTensorData) else to_arrays(entry)
         if isinstance(value, (TensorDict, dict)):
-            columns.update(_flatten(value, num_rows, f"{prefix}{key}/"))
+            columns.update(_flatten(value, num_rows, key))
+        elif isinstance(value, NonTensorData):
+            columns[key] = _make_column([value.data] * num_rows)
         else:
-            columns[prefix + key] = value if isinstance(value, np.ndarray) else _make_column(value)
+            columns[key] = value if isinstance(value, np.ndarray) else _make_column(value)
     return columns
+
+
+def _name_columns(columns: dict[Path, Any]) -> dict[str, Any]:
+    """Returns columns by name. Raises InvalidRequestError if two have one name."""
+    paths: dict[str, Path] = {}
+    for path in columns:
+        name = "/".join(path)
+        other = paths.setdefault(name, path)
+        if other != path:
+            reason = f"the keys {other!r} and {path!r} would both be the column {name!r}; choose one of them"
+            raise InvalidRequestError(argument="keys", reason=reason)
+    return {name: columns[path] for name, path in paths.items()}
 
 
 def _make_column(values: Sequence[Any]) -> Any:

@@ -111,3 +111,11 @@ def test_store_when_it_has_no_rows_or_is_absent_then_error(
     client.memmap(TensorDict({"x": torch.zeros(2)}, []), name)
     with pytest.raises(tdserve.InvalidRequestError, match="no rows"):
         TDServeDatasource(name, address=server.address)
+
+
+def test_source_when_two_keys_would_be_one_column_then_refused_by_both(server: tdserve.Server) -> None:
+    with server.client() as client:
+        client.init_remote(TensorDict({"a/b": torch.arange(4), "a": {"b": torch.arange(4) + 100}}, [4]), "one column")
+    with pytest.raises(tdserve.InvalidRequestError, match=r"\('a/b',\) and \('a', 'b'\)"):
+        TDServeDatasource("one column", address=server.address)
+    assert TDServeDatasource("one column", address=server.address, keys=["a/b"]) is not None
