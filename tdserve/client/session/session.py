@@ -419,7 +419,7 @@ class Session:
         elif message.HasField("channel_lost"):
             self._lose_channel(message.channel_lost.channel, message.channel_lost.reason)
         elif pending is None:
-            if message.accepted.uid:  # a permit for which no caller waits any more
+            if not self._handle_if_abandoned(message) and message.accepted.uid:  # a permit that nobody waits for
                 self._answer_failure(message.request, TransferAbortedError(transfer=0, reason="the caller gave up"))
         elif pending.takes_permit and message.HasField("accepted"):
             self._write_in_place(message.request, pending, message.accepted)
@@ -430,7 +430,10 @@ class Session:
         self._open_requests.on_handled(message)
 
     def _handle_if_abandoned(self, message: control_pb2.ServerMessage) -> bool:
-        """Handles a message if it answers an abandoned request; returns whether it does."""
+        """Handles a message if it answers an abandoned request; returns whether it does.
+
+        A caller may give up while its answer is handled, so an answer that finds no caller is looked at once more.
+        """
         brings = self._abandoned.look(message)
         if brings is Brings.PLACE:
             self.close_without_waiting()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import partial
 from threading import Event
 from typing import Any
@@ -26,6 +27,7 @@ from tdserve.base.errors import (
     TransportError,
 )
 from tdserve.client.session.requests import abandoned_requests
+from tdserve.client.session.requests.abandoned_requests import AbandonedRequests, Brings
 from tdserve.client.session.requests.request_numbers import RequestNumbers
 from tdserve.client.session.session import Session
 from tdserve.client.transfers import download
@@ -312,3 +314,28 @@ def test_local_write_when_it_fails_by_a_fault_of_ours_then_the_session_ends_and_
         pending.wait(10.0, "an extend")
     assert local_session.is_lost
     assert len(table.extend(ROWS)) == 4
+
+
+def test_answer_when_its_caller_gives_up_while_it_is_looked_up_then_nothing_is_owed(
+    connection: ControlConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(abandoned_requests, "SILENT_S", 0.0)
+    session = opened(connection, bytes(15) + b"\7")
+    sent, has_given_up, look = Event(), Event(), AbandonedRequests.look
+
+    def look_and_give_up(self: AbandonedRequests, message: control_pb2.ServerMessage) -> Brings:
+        found = look(self, message)
+        if message.request == 1 and not has_given_up.is_set():
+            assert sent.wait(20.0)
+            has_given_up.set()
+            with suppress(DeadlineExceededError):
+                pending.wait(0.0, "an answer")
+            session.end_request(1)
+        return found
+
+    monkeypatch.setattr(AbandonedRequests, "look", look_and_give_up)
+    pending = session.send(1, latest=control_pb2.LatestRequest(store="never there", timeout_s=0.0))
+    sent.set()
+    assert has_given_up.wait(20.0)
+    wait_for(lambda: not session.is_silent, "the answer")
+    session.close()
