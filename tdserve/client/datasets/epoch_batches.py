@@ -7,14 +7,18 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
+from weakref import WeakSet
 
 from tdserve.base.errors import ClosedError, ForkedClientError, TDServeError
 from tdserve.base.integers import check_integer
 from tdserve.client.content.devices import Upload, begin
 from tdserve.client.content.outer_modes import leave_modes_in_calls
+from tdserve.client.session.calls.cancellation import Cancellation
+from tdserve.client.session.process_exit import call_before_executors_end
 from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.samplers.epochs import EpochOrder, compute_share
 from tdserve.rules.replay.samplers.sampler import make_epoch_order
@@ -96,12 +100,16 @@ class EpochBatches:
         def fetch(rows: Any) -> Upload:
             if closed.is_set():
                 raise ClosedError(what=what)
-            return begin(read(rows), device)
+            with _watch_read():
+                return begin(read(rows), device)
 
         self._fetch = fetch
         threads = ThreadPoolExecutor(min(prefetch, NUM_THREADS), thread_name_prefix=f"tdserve-epoch-{name}")
         self._threads = threads
         self._finalizer = weakref.finalize(self, _end, threads, closed)
+        self._finalizer.atexit = False  # end_all does it, before the threads are waited for
+        _open.add(self)
+        call_before_executors_end(end_all)
 
     def __len__(self) -> int:
         """Returns the number of batches in all, from the first that this iterator returns."""
@@ -149,6 +157,40 @@ class EpochBatches:
     def close(self) -> None:
         """Ends the iterator without waiting for what is under way. Idempotent; any thread may call it."""
         self._finalizer()
+
+
+_open: WeakSet[EpochBatches] = WeakSet()
+
+_reads: set[Cancellation] = set()
+"""One for each read under way, also of iterators that were dropped."""
+
+
+@contextmanager
+def _watch_read() -> Iterator[None]:
+    """A block whose requests are given up at the exit of the process."""
+    cancellation = Cancellation()
+    _reads.add(cancellation)
+    try:
+        with cancellation.watch():
+            yield
+    finally:
+        _reads.discard(cancellation)
+
+
+def end_all() -> None:
+    """Ends all iterators, and what they read: the exit waits for their threads, and they perhaps for a server."""
+    for batches in list(_open):
+        batches.close()
+    for cancellation in list(_reads):
+        cancellation.cancel()
+
+
+def _forget_all() -> None:
+    _open.clear()  # their threads do not exist in a forked child
+    _reads.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _end(threads: ThreadPoolExecutor, closed: Event) -> None:

@@ -10,7 +10,8 @@ import torch
 from tensordict import TensorDict
 
 from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError
-from tdserve.client.datasets.epoch_batches import CHUNK_ROWS, EpochBatches, EpochPlan
+from tdserve.client.datasets.epoch_batches import CHUNK_ROWS, EpochBatches, EpochPlan, end_all
+from tdserve.client.session.calls.cancellation import get_cancellation
 from tdserve.rules.replay.samplers.epochs import EncipheredOrder, NumberOrder
 from tests.processes import wait_for
 
@@ -108,3 +109,31 @@ def test_next_when_in_a_forked_child_then_refused(monkeypatch: pytest.MonkeyPatc
             with pytest.raises(ForkedClientError):
                 next(batches)
         assert len(next(batches)) == 4
+
+
+def test_batches_when_the_process_exits_then_reads_are_given_up_before_their_threads_are_waited_for() -> None:
+    begun, is_given_up = Event(), Event()
+
+    def read(rows: Any) -> TensorDict:
+        cancellation = get_cancellation()
+        assert cancellation is not None
+        cancellation.follow(is_given_up.set)
+        begun.set()
+        is_given_up.wait(20.0)
+        raise DeadlineExceededError(what="it", timeout_s=0.1)
+
+    batches = _batches(read)
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        with pytest.raises(ClosedError) as error:
+            next(batches)
+        errors.append(error.value)
+
+    thread = Thread(target=wait)
+    thread.start()
+    assert begun.wait(20.0)
+    end_all()
+    assert is_given_up.is_set()
+    thread.join(20.0)
+    assert len(errors) == 1
