@@ -213,7 +213,7 @@ class TDServeStorageClient(StorageKVClient):
         self._fields: set[str] = set()
 
     def put(self, keys: list[str], values: list[Any]) -> None:
-        """Stores values.
+        """Stores values, by several calls if there are many, or more than a server takes at once.
 
         Raises:
             InvalidRequestError: The name of a field is longer than 480 bytes. Nothing was stored.
@@ -304,8 +304,20 @@ class TDServeStorageClient(StorageKVClient):
             yield keys[start : start + MAX_SAVED_KEYS]
 
     def _put(self, keys: Sequence[str], values: Sequence[Any]) -> None:
-        for part in _split(keys, values):
-            self._store.put(*part)
+        for some, contents in _split(keys, values):
+            self._put_part(some, contents)
+
+    def _put_part(self, keys: Sequence[str], values: Sequence[Any]) -> None:
+        """Stores values by several calls if together they are larger than what a server takes at once."""
+        try:
+            self._store.put(keys, values)
+            return
+        except TooLargeError:
+            if len(keys) < 2:
+                raise
+        half = len(keys) // 2
+        self._put_part(keys[:half], values[:half])
+        self._put_part(keys[half:], values[half:])
 
     def _read_fields(self) -> tuple[list[str], int]:
         try:

@@ -9,6 +9,7 @@ from threading import Thread
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import pytest
 from tensordict import TensorDict
 from transfer_queue.storage.clients.base import StorageClientFactory
@@ -142,3 +143,13 @@ def test_put_when_a_field_is_one_text_then_refused(server: tdserve.Server) -> No
 
 def make_text() -> TensorDict:
     return TensorDict({"x": "abcd"}, [4])
+
+
+@pytest.mark.slow
+def test_objects_when_together_larger_than_a_call_then_stored_by_several(clients: tuple[Any, Any]) -> None:
+    storage, _ = clients
+    values = [{"image": np.full(70 * 2**20, number, np.uint8)} for number in range(3)]  # whose size shows once encoded
+    keys = [f"{number}@image" for number in range(3)]
+    storage.put(keys, values)
+    assert [int(value["image"][0]) for value in storage.get(keys)] == [0, 1, 2]
+    storage.clear(keys)
