@@ -8,6 +8,7 @@ object of this module. TransferQueue is read at version 0.1.11.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 import weakref
@@ -151,14 +152,16 @@ class StorageRun:
     """
 
     def __init__(self, client: Client, store: str | None, server: Server | None, folder: str | None) -> None:
-        self._finalizer = weakref.finalize(self, _end_run, client, store, server, folder)
+        self._finalizer = weakref.finalize(self, _end_run, os.getpid(), client, store, server, folder)
 
     def end(self) -> None:
         """Ends what was made. Idempotent."""
         self._finalizer()
 
 
-def _end_run(client: Client, store: str | None, server: Server | None, folder: str | None) -> None:
+def _end_run(pid: int, client: Client, store: str | None, server: Server | None, folder: str | None) -> None:
+    if os.getpid() != pid:  # the parent of a forked child still uses all of it
+        return
     if store is not None and server is None:
         with suppress(TDServeError):  # the server is gone, or the store was deleted
             client.delete(store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -153,3 +154,23 @@ def test_objects_when_together_larger_than_a_call_then_stored_by_several(clients
     storage.put(keys, values)
     assert [int(value["image"][0]) for value in storage.get(keys)] == [0, 1, 2]
     storage.clear(keys)
+
+
+def test_run_when_a_forked_child_has_it_too_then_its_end_leaves_everything(
+    server: tdserve.Server, tmp_path: Path
+) -> None:
+    client = server.client()
+    client.create_kv("of a run")
+    run = backend.StorageRun(client, "of a run", None, str(tmp_path))
+    pid = os.fork()
+    if not pid:
+        try:
+            run.end()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert tmp_path.is_dir()
+    with server.client() as other:
+        assert "of a run" in other
+        run.end()
+        assert "of a run" not in other
