@@ -10,6 +10,7 @@ import torch
 
 from tdserve.base.errors import NotSupportedError
 from tdserve.exports.content_columns import Columns, Key
+from tdserve.structure.tensors.torch_types import view_bytes
 
 
 class ColumnSpool:
@@ -38,7 +39,7 @@ class ColumnSpool:
             if (value.dtype, value.shape[1:]) != (dtype, shape):
                 reason = f"{'/'.join(key)} has changed from {dtype} {list(shape)} while it was read"
                 raise NotSupportedError(feature="this export", reason=reason)
-            content: Any = value.contiguous().view(-1).view(torch.uint8).numpy()
+            content: Any = view_bytes(value.contiguous()).numpy()
             file.write(content)
         self.num_rows += num_rows
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from tdserve.structure.tensors.torch_types import view_bytes
 from tdserve.transport.group_content import CallChannel
 from tdserve.transport.group_gloo import GroupWork
-from tdserve.transport.sources_sinks import view_bytes
 from tdserve.transport.stream import MESSAGES_UNDER_WAY
 
 PIECE_BYTES = 4 * 1024 * 1024

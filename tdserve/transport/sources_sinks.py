@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.messages.layout import ALIGNMENT_BYTES, Layout, LeafPart, Message
+from tdserve.structure.tensors.torch_types import view_bytes
 
 
 class Source(Protocol):
@@ -38,14 +39,6 @@ class Sink(Protocol):
 
     def drain(self, message: Message, staging: torch.Tensor) -> None:
         """Copies the message's bytes from ``staging`` to their places."""
-
-
-def view_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a contiguous tensor's memory as uint8 ``[nbytes]``, shared."""
-    flat = tensor.reshape(-1) if tensor.dim() != 1 else tensor
-    if flat.stride(0) != 1:  # torch calls any stride contiguous for at most one element
-        flat = flat.as_strided(flat.shape, (1,))
-    return flat if flat.dtype is torch.uint8 else flat.view(torch.uint8)
 
 
 def copy_bytes(target: torch.Tensor, content: torch.Tensor) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import DeadlineExceededError, PeerLostError
 from tdserve.messages.layout import LARGE_LEAF_BYTES, MAX_MESSAGE_BYTES, Layout, Trailing
-from tdserve.structure.tensors.torch_types import to_torch
+from tdserve.structure.tensors.torch_types import to_torch, view_bytes
 from tdserve.structure.trees.tree import Node, Spec, TensorLeaf
 from tdserve.transport.pool import BufferPool
 from tdserve.transport.sources_sinks import (
@@ -30,7 +30,6 @@ from tdserve.transport.sources_sinks import (
     RowBuffers,
     Sink,
     Source,
-    view_bytes,
     view_rows,
 )
 from tdserve.transport.stream import recv_messages, send_messages, start_send

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
+from tdserve.structure.tensors.torch_types import view_bytes
 
 SLOT_NBYTES = 8 * 1024 * 1024
 """Large enough that a copy takes many times what it takes to begin it, small enough to be pinned in milliseconds."""
@@ -287,7 +288,7 @@ def _is_staged(leaf: torch.Tensor) -> bool:
 
 
 def _view_as_bytes(leaf: torch.Tensor) -> torch.Tensor:
-    return leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return view_bytes(leaf.detach().resolve_conj().resolve_neg().contiguous())
 
 
 def _view(memory: torch.Tensor, leaf: torch.Tensor, offset: int) -> torch.Tensor:

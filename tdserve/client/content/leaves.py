@@ -16,8 +16,9 @@ from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, Message
 from tdserve.structure.captures.capture import Captured
 from tdserve.structure.tensors.file_tensors import FileTensor, read_strided_piece
 from tdserve.structure.tensors.tensor_view import MIN_LEAVES
+from tdserve.structure.tensors.torch_types import view_bytes
 from tdserve.structure.trees.tree import Path
-from tdserve.transport.sources_sinks import LeafBuffers, Source, view_bytes
+from tdserve.transport.sources_sinks import LeafBuffers, Source
 
 _OF_NUMPY = frozenset((torch.uint8, torch.bool, torch.int32, torch.int64, torch.float32, torch.float64))
 

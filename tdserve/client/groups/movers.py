@@ -14,11 +14,11 @@ from tdserve.client.groups.member_parts import GivenPart, TakenPart, divide_mess
 from tdserve.client.groups.reducing import Reducing
 from tdserve.messages.content import cut_values
 from tdserve.messages.layout import LARGE_LEAF_BYTES
+from tdserve.structure.tensors.torch_types import view_bytes
 from tdserve.structure.trees.tree import Spec
 from tdserve.transport.group_content import CallChannel, recv_content, send_content
 from tdserve.transport.group_nccl import NcclGroupChannel
 from tdserve.transport.group_ring import reduce_in_ring
-from tdserve.transport.sources_sinks import view_bytes
 
 
 class GroupMover(Protocol):

@@ -17,7 +17,7 @@ import torch
 
 from tdserve.base.errors import RemoteProtocolError
 from tdserve.structure.tensors.plain_tensors import is_in_memory
-from tdserve.structure.tensors.torch_types import from_torch, to_torch
+from tdserve.structure.tensors.torch_types import from_torch, to_torch, view_bytes
 from tdserve.structure.trees.dtypes import NAMES, WIRE
 from tdserve.values.value_bundles import SplitColumn
 
@@ -80,7 +80,7 @@ def encode_column(column: Column, *, copies: bool) -> SplitColumn:
 def _view_in_c_order(tensor: torch.Tensor) -> memoryview:
     """Returns the bytes of a tensor, in C order; a copy if they are in another one."""
     plain = tensor if tensor.is_contiguous() else tensor.contiguous()
-    bits = plain if plain.dtype in _SHARED_DTYPES else plain.detach().view(torch.uint8)
+    bits = plain if plain.dtype in _SHARED_DTYPES else view_bytes(plain.detach())
     return bits.numpy(force=True).data.cast("B")
 
 
@@ -110,7 +110,7 @@ def encode_tensor(tensor: torch.Tensor) -> bytes:
     plain = tensor.cpu().resolve_conj().resolve_neg().contiguous()
     number = WIRE[from_torch(plain.dtype)]
     head = _make_head(number, plain.shape)
-    bits = plain if number in _NUMPY_DTYPES else plain.view(-1).view(torch.uint8)
+    bits = plain if number in _NUMPY_DTYPES else view_bytes(plain)
     return head + bits.numpy().tobytes()
 
 

@@ -25,10 +25,10 @@ from tdserve.messages.row_numbers import spread
 from tdserve.messages.selection.selection import Selection
 from tdserve.rules.replay.allocation.shared_numbers import FoundRows
 from tdserve.store.rows.generations import sum_generations
-from tdserve.structure.tensors.torch_types import to_indexable, to_torch
+from tdserve.structure.tensors.torch_types import to_indexable, to_torch, view_bytes
 from tdserve.structure.trees.tree import Path, Spec
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import RowBuffers, Source, view_bytes
+from tdserve.transport.sources_sinks import RowBuffers, Source
 from tdserve.v1 import control_pb2
 
 PIECE_BYTES = 2 * 1024 * 1024

@@ -20,8 +20,8 @@ from tdserve.store.rows.shown_memory import shows_store
 from tdserve.store.weights.versions import VersionFile, list_leaf_places
 from tdserve.structure.captures.capture import Captured
 from tdserve.structure.tensors.file_tensors import MAX_BLOCK_BYTES, FileTensor, split_spans
-from tdserve.structure.tensors.torch_types import to_indexable
-from tdserve.transport.sources_sinks import copy_bytes, view_bytes
+from tdserve.structure.tensors.torch_types import to_indexable, view_bytes
+from tdserve.transport.sources_sinks import copy_bytes
 from tdserve.v1 import control_pb2
 
 LONG_COPY_BYTES = 1 << 20

@@ -26,10 +26,10 @@ from tdserve.messages.layout import Layout
 from tdserve.rules.weights import MIN_COMPARED_BYTES
 from tdserve.store.weights.version_checksums import DTYPE, compute_leaf_checksum
 from tdserve.structure.captures.capture import capture
+from tdserve.structure.tensors.torch_types import view_bytes
 from tdserve.structure.trees.tree import Path, Spec, check_matches
 from tdserve.structure.trees.version_subset import decode_numbers, select_leaves
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2
 
 MAX_PLACES = 4

@@ -40,12 +40,11 @@ from tdserve.client.weights.module_destination import ModuleDestination, Version
 from tdserve.client.weights.relay_taking import LinkFailedError
 from tdserve.client.weights.version_part import VersionPart, choose_part, number_leaves
 from tdserve.messages.content import read_layout
-from tdserve.structure.tensors.torch_types import FROM_TORCH
+from tdserve.structure.tensors.torch_types import FROM_TORCH, view_bytes
 from tdserve.structure.trees import codec
 from tdserve.structure.trees.dtypes import WIRE
 from tdserve.structure.trees.tree import Path, Spec
 from tdserve.structure.trees.version_subset import FLOATING, convert_floats, encode_numbers, select_leaves
-from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2
 from tdserve.values.value_codec import decode_value
 

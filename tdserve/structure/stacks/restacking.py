@@ -23,7 +23,7 @@ from tensordict import (
 from tdserve.structure.stacks.elements import make_single_value, unbind, unwrap
 from tdserve.structure.tensordict_private import entries_of, get_set_fields, is_value_class, new_tensordict
 from tdserve.structure.tensordicts.instances import find_content, make_instance
-from tdserve.structure.tensors.torch_types import to_indexable
+from tdserve.structure.tensors.torch_types import to_indexable, view_bytes
 from tdserve.values.value_codec import is_same
 
 Names = tuple[str | None, ...]
@@ -264,4 +264,4 @@ def _is_equal(one: Any, other: Any) -> bool:
     mine, theirs = _unwrap_tensor(one), _unwrap_tensor(other)
     if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
         return False
-    return torch.equal(*(item.contiguous().view(-1).view(torch.uint8) for item in (mine, theirs)))
+    return torch.equal(*(view_bytes(item.contiguous()) for item in (mine, theirs)))

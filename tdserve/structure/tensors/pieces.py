@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.base.errors import LocalProtocolError, RemoteProtocolError
-from tdserve.structure.tensors.torch_types import to_torch
+from tdserve.structure.tensors.torch_types import to_torch, view_bytes
 from tdserve.structure.torch_private import NestedTensor, jagged_parts
 from tdserve.structure.trees.dtypes import ITEMSIZE
 from tdserve.structure.trees.nodes import Ragged
@@ -290,7 +290,7 @@ def _fit(shapes: Shapes, expected: tuple[int, ...]) -> bool:
 def _flatten_to_bytes(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.numel():  # one of NumPy may have strides of 0
         return torch.empty(0, dtype=torch.uint8)
-    return tensor.detach().cpu().resolve_neg().resolve_conj().contiguous().view(-1).view(torch.uint8)
+    return view_bytes(tensor.detach().cpu().resolve_neg().resolve_conj().contiguous())
 
 
 def _stack_shapes(shapes: Sequence[tuple[int, ...]], ndim: int) -> Shapes:

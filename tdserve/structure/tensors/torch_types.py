@@ -54,3 +54,11 @@ def to_indexable(tensor: torch.Tensor) -> torch.Tensor:
     """
     dtype = _AS_INTEGERS.get(tensor.dtype)
     return tensor if dtype is None else tensor.view(dtype)
+
+
+def view_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a contiguous tensor's memory as uint8 ``[nbytes]``, shared."""
+    flat = tensor.reshape(-1) if tensor.dim() != 1 else tensor
+    if flat.stride(0) != 1:  # torch calls any stride contiguous for at most one element
+        flat = flat.as_strided(flat.shape, (1,))
+    return flat if flat.dtype is torch.uint8 else flat.view(torch.uint8)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
+from tdserve.exports.column_spool import ColumnSpool
 from tdserve.exports.content_columns import Columns
 from tdserve.exports.file_formats import WRITERS, find_format
 
@@ -148,3 +149,9 @@ def test_pt_when_leaves_without_elements_lie_at_the_place_of_others_then_written
     assert torch.equal(found["b"], whole)
     assert (found["a"].shape, found["a"].dtype) == ((0,), torch.float64)
     assert [len(row) for row in found["rows"]] == [0, 2]
+
+
+def test_spool_when_a_row_is_a_column_of_a_larger_tensor_then_its_content(tmp_path: Path) -> None:
+    with ColumnSpool(tmp_path) as spool:
+        spool.append({("a",): torch.tensor([[1, 2]])[:, 0]}, 1)
+        assert spool.finish()["a",].tolist() == [1]

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from tdserve.messages.layout import LARGE_LEAF_BYTES, Layout, LeafPart, Message, Trailing as Column
+from tdserve.structure.tensors.torch_types import view_bytes
 from tdserve.structure.trees.tree import Node, Spec, TensorLeaf
 from tdserve.transport.sources_sinks import (
     FlatBuffer,
@@ -17,7 +18,6 @@ from tdserve.transport.sources_sinks import (
     RowBuffers,
     Source,
     TrailingColumns,
-    view_bytes,
     view_rows,
 )
 

@@ -15,7 +15,8 @@ from tdserve.messages.content import ReadStatus, make_rows_layout, read_layout, 
 from tdserve.messages.layout import Layout
 from tdserve.messages.row_numbers import encode_rows
 from tdserve.messages.selection.selection import parse
-from tdserve.transport.sources_sinks import FlatBuffer, view_bytes
+from tdserve.structure.tensors.torch_types import view_bytes
+from tdserve.transport.sources_sinks import FlatBuffer
 from tdserve.transport.stream import pack, start_send, unpack
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
 from tdserve.values.value_columns import ValueColumn, decode_block, encode_block

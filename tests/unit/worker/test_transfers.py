@@ -11,7 +11,8 @@ from tdserve.messages.content import MIN_SENT_VALUES_BYTES, check_inline
 from tdserve.messages.layout import MAX_MESSAGE_BYTES, Layout
 from tdserve.store.exchange.spools import read_spooled
 from tdserve.structure.captures.capture import capture
-from tdserve.transport.sources_sinks import LeafBuffers, view_bytes
+from tdserve.structure.tensors.torch_types import view_bytes
+from tdserve.transport.sources_sinks import LeafBuffers
 from tdserve.transport.stream import pack
 from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.worker.transfers import MAX_UNAWAITED_BYTES, receive_write, send_read, spool_values

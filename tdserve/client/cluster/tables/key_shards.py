@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.rules.placement import hash_to_shard
-from tdserve.structure.tensors.torch_types import to_torch
+from tdserve.structure.tensors.torch_types import to_torch, view_bytes
 from tdserve.structure.trees.tree import Path, Spec
 
 
@@ -69,7 +69,7 @@ class KeyShards:
         converted = values.detach().to("cpu", self._dtype).contiguous()
         if converted.is_floating_point() or converted.is_complex():
             converted = converted + 0.0  # makes 0.0 of -0.0
-        encoded: NDArray[np.uint8] = converted.reshape(num_rows, -1).view(torch.uint8).numpy()
+        encoded: NDArray[np.uint8] = view_bytes(converted).view(num_rows, -1).numpy()
         return encoded
 
     def _hash_value(self, value: Any) -> int:

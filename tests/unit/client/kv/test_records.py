@@ -19,6 +19,7 @@ from tdserve.base.errors import (
     RemoteProtocolError,
     SpecMismatchError,
 )
+from tdserve.client.kv import tensor_records
 from tdserve.client.kv.records import AnyRecords, LikeRecords, Records, make_records, wrap_tensor
 from tdserve.structure.captures.capture import capture
 from tdserve.values.value_bundles import SplitColumn
@@ -313,3 +314,16 @@ def test_any_record_when_a_value_contains_itself_and_pickle_is_allowed_then_rest
     (record,) = cut(records.encode_many(["k"], [make_cycle(kind)]))
     found = records.decode("k", record, None)
     assert found["self" if kind is dict else 0] is found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.bfloat16, torch.uint16])
+def test_tensor_when_one_element_is_a_column_of_a_larger_one_then_the_record_of_its_copy(dtype: torch.dtype) -> None:
+    column = torch.tensor([[1, 0]]).to(dtype)[:, 0]
+    assert tensor_records.encode_tensor(column) == tensor_records.encode_tensor(column.clone())
+
+
+def test_tensors_when_large_and_their_last_dimension_has_one_element_then_the_records_of_their_copies() -> None:
+    columns = [torch.ones(4096, 1, dtype=torch.bfloat16).as_strided((4096, 1), (1, 7))] * 2
+    found = tensor_records.encode_column(columns, copies=False)
+    expected = tensor_records.encode_column([each.clone() for each in columns], copies=True)
+    assert b"".join(found.pieces[0]) == b"".join(expected.pieces[0])

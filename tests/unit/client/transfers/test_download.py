@@ -12,8 +12,9 @@ from tdserve.client.datasets.worker_pool import WorkerPool
 from tdserve.client.transfers.download import receive_content
 from tdserve.messages.content import read_layout
 from tdserve.structure.captures.capture import capture
+from tdserve.structure.tensors.torch_types import view_bytes
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import LeafBuffers, view_bytes
+from tdserve.transport.sources_sinks import LeafBuffers
 from tdserve.transport.stream import pack
 from tests.unit.client.flat_content import status
 

@@ -18,10 +18,10 @@ from tdserve.client.weights.module_destination import ModuleDestination
 from tdserve.rules.weights import MIN_COMPARED_BYTES
 from tdserve.store.weights.version_checksums import compute_leaf_checksum
 from tdserve.structure.captures.capture import capture
+from tdserve.structure.tensors.torch_types import view_bytes
 from tdserve.structure.trees.tree import Spec
 from tdserve.structure.trees.version_subset import encode_numbers
 from tdserve.transport.pool import BufferPool
-from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2
 from tests.processes import wait_for
 

@@ -13,9 +13,9 @@ from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.weights.checksums import QUIET_S, Checksums, Unchanged
 from tdserve.store.weights.version_checksums import compute_leaf_checksum
 from tdserve.structure.captures.capture import capture
+from tdserve.structure.tensors.torch_types import view_bytes
 from tdserve.structure.trees import codec
 from tdserve.structure.trees.version_subset import decode_numbers
-from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import control_pb2, worker_pb2
 from tests.unit.server.world import Loop, World, content_of
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tdserve.base.errors import LocalProtocolError, RemoteProtocolError
-from tdserve.structure.tensors.pieces import Pieces, build_jagged, make_zero_blob, split_jagged
+from tdserve.structure.tensors.pieces import Pieces, build_jagged, encode_tensor, make_zero_blob, split_jagged
 from tdserve.structure.trees.nodes import Form, Ragged
 from tdserve.values.value_codec import NONE
 from tdserve.values.value_columns import ValueColumn, decode_block, encode_block, join
@@ -150,3 +150,9 @@ def test_jagged_when_made_of_its_components_then_the_same(case: str) -> None:
     dtype = str(tensor.dtype).removeprefix("torch.")
     ragged = Ragged(Form.JAGGED, dtype, shape, tensor.lengths() is not None)
     check_same(tensor, build_jagged(split_jagged(tensor), ragged))
+
+
+def test_tensors_when_one_element_is_a_column_of_a_larger_tensor_then_stored_as_its_copy_is() -> None:
+    column, ragged = torch.tensor([[1.0, 2.0]])[:, 0], Ragged(Form.STACK, "float32", (-1,))
+    assert encode_tensor(column) == encode_tensor(column.clone())
+    assert Pieces.from_tensors([column], ragged).to_blobs() == Pieces.from_tensors([column.clone()], ragged).to_blobs()

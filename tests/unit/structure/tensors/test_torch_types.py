@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tdserve.base.errors import NotSupportedError
-from tdserve.structure.tensors.torch_types import TO_TORCH, from_torch, to_indexable, to_torch
+from tdserve.structure.tensors.torch_types import TO_TORCH, from_torch, to_indexable, to_torch, view_bytes
 from tdserve.structure.trees.dtypes import ITEMSIZE
 
 
@@ -35,3 +35,10 @@ def test_indexable_when_any_dtype_then_rows_are_gathered_and_scattered_bit_for_b
     assert leaf.dtype == found.dtype == dtype
     expected = (torch.arange(8 * dtype.itemsize, dtype=torch.uint8) % 2).view(8, dtype.itemsize)[rows]
     assert torch.equal(found.view(torch.uint8).view(3, dtype.itemsize), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.bfloat16, torch.complex64])
+def test_view_bytes_when_one_element_is_a_column_of_a_larger_tensor_then_its_bytes(dtype: torch.dtype) -> None:
+    column = torch.tensor([[1, 0]]).to(dtype)[:, 0]
+    assert view_bytes(column).tolist() == view_bytes(column.clone()).tolist()
+    assert view_bytes(column).data_ptr() == column.data_ptr()

@@ -37,3 +37,8 @@ def test_zero_when_negative_in_a_tensor_then_has_the_shard_of_zero() -> None:
     shards = make_shards(torch.tensor(0.0))
     rows = TensorDict({"number": torch.arange(2), "key": torch.tensor([0.0, -0.0])}, [2])
     assert len(set(shards.choose(rows).tolist())) == 1
+
+
+def test_key_when_a_column_of_a_larger_tensor_then_has_the_shard_of_its_copy() -> None:
+    shards, column = make_shards(torch.tensor([0])), torch.tensor([[1, 2]])[:, 0]
+    assert shards.choose_one({"key": column}) == shards.choose_one({"key": column.clone()})
