@@ -19,11 +19,10 @@ from tdserve.control.status import encode_failure
 from tdserve.data.mapped_stores import OpenStores
 from tdserve.store.weights.version_checksums import DTYPE, compute_leaf_checksum
 from tdserve.store.weights.versions import VersionFile
-from tdserve.structure.tensors.torch_types import to_torch
+from tdserve.structure.tensors.torch_types import to_torch, view_bytes
 from tdserve.structure.trees.dtypes import NAMES
 from tdserve.structure.trees.tree import Spec
 from tdserve.structure.trees.version_subset import convert_floats
-from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import worker_pb2
 
 MIN_POLL_S, MAX_POLL_S = 0.0005, 0.004

@@ -17,11 +17,10 @@ from tdserve.data.mapped_stores import OpenStores
 from tdserve.store.weights.version_checksums import compute_leaf_checksum
 from tdserve.store.weights.versions import VersionFile
 from tdserve.structure.captures.capture import capture
-from tdserve.structure.tensors.torch_types import to_torch
+from tdserve.structure.tensors.torch_types import to_torch, view_bytes
 from tdserve.structure.trees import codec
 from tdserve.structure.trees.dtypes import WIRE
 from tdserve.structure.trees.version_subset import convert_floats
-from tdserve.transport.sources_sinks import view_bytes
 from tdserve.v1 import worker_pb2
 from tdserve.worker.checksumming import MAX_PAUSE_S, Checksumming
 from tests.memory import count_bytes
