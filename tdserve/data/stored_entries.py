@@ -77,7 +77,8 @@ def change_entries(store: MappedStore, order: worker_pb2.ChangeEntries) -> bytes
     now_ms = int(order.now_s * 1000)
 
     def put(entries: Entries) -> bytes:
-        begin = compute_begin(store.uid)
+        former_version = store.generations.former_version
+        begin = compute_begin(store.uid, former_version=former_version, num_shards=settings.num_shards)
         version = put_entries(entries, settings, keys, records, if_versions, begin=begin, now_ms=now_ms, store=name)
         return control_pb2.Done(version=version).SerializeToString()
 

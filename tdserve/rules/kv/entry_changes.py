@@ -4,8 +4,8 @@ The entries are in a transaction of the caller, which is dropped if a rule raise
 since the epoch.
 
 Each entry that is put gets the next number of the store's counter as its version. No number is used twice, so a version
-never means two contents, not even of an entry that was removed and put again. The counter begins at a number of the
-store's incarnation, so that a condition on a version of a store that was deleted and created again does not hold.
+never means two contents, not even of an entry that was removed and put again. The counter begins so that a condition
+on a version of a store that was deleted and created again does not hold (``compute_begin``).
 """
 
 from __future__ import annotations
@@ -46,13 +46,19 @@ ABSENT = 0
 LARGEST_BEGIN = (1 << 52) - 1
 
 
-def compute_begin(uid: str) -> int:
-    """Returns the number that the versions of a store's entries follow, at most ``LARGEST_BEGIN``.
+def compute_begin(uid: str, *, former_version: int, num_shards: int) -> int:
+    """Returns the number that the versions of a store's entries follow.
+
+    Those of a store of one server follow the last version of the former store of its name. Parts of a shared store may
+    be on other servers than before, which know nothing of that: theirs begin at a number of the incarnation, at most
+    ``LARGEST_BEGIN``.
 
     Args:
         uid: Incarnation of the store.
+        former_version: The last version of earlier stores of its name at this server.
+        num_shards: Of a part of a shared store, the number of parts; 0 for a store of one server.
     """
-    return int(uid[:13], 16)
+    return int(uid[:13], 16) if num_shards else former_version
 
 
 class Header(NamedTuple):

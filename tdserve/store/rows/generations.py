@@ -52,6 +52,7 @@ class Generations:
         path: The file.
         uid: Incarnation of the store that the file belongs to.
         numbers: The numbers of the rules, int64 ``[496]``, writable as the file is.
+        former_version: Number that the versions of the store follow: the last one of earlier stores of its name.
     """
 
     def __init__(self, path: Path, *, uid: str, num_rows: int, mapping: Mapping, writable: bool) -> None:
@@ -66,7 +67,7 @@ class Generations:
         self._deleted = self._header[_DELETED_OFFSET : _DELETED_OFFSET + 1].data
         self._structure = self._header[_STRUCTURE_OFFSET : _STRUCTURE_OFFSET + 8].view("<i8").data
         self._epoch = self._header[_EPOCH_OFFSET : _EPOCH_OFFSET + 8].view("<i8").data
-        self._former_version = int(self._header[_FORMER_OFFSET : _FORMER_OFFSET + 8].view("<i8")[0])  # never changes
+        self.former_version = int(self._header[_FORMER_OFFSET : _FORMER_OFFSET + 8].view("<i8")[0])  # never changes
         self.numbers: npt.NDArray[np.int64] = self._header[_NUMBERS_OFFSET:].view("<i8")
 
     @classmethod
@@ -170,12 +171,12 @@ class Generations:
         """Number of the last write that was applied to a tensordict store; 0 before the first. They follow those of
         earlier stores of its name."""
         num_writes = int(self.values[-1]) // 2
-        return self._former_version + num_writes if num_writes else 0
+        return self.former_version + num_writes if num_writes else 0
 
     @property
     def next_content_version(self) -> int:
         """Number of the next write of a tensordict store."""
-        return self._former_version + int(self.values[-1]) // 2 + 1
+        return self.former_version + int(self.values[-1]) // 2 + 1
 
     @property
     def is_deleted(self) -> bool:

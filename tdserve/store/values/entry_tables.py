@@ -135,6 +135,11 @@ class EntryTables:
                     found.append(key)
         return found
 
+    def find_last_version(self) -> int:
+        """Returns the highest version that was given. Raises CorruptDataError."""
+        with self.objects.convert_faults(), self.objects.begin_read() as txn:
+            return _read_counters(txn, self._counters, self._entries, self.objects.path).last_version
+
     def count(self, prefix: bytes, now_ms: int, *, max_expired: int | None = None) -> int:
         """Returns the number of entries with a prefix; without one that costs the same for any number.
 

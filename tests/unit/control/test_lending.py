@@ -83,7 +83,8 @@ def test_borrow_when_a_folder_is_lent_then_its_files_are_opened_through_it(house
     assert not os.get_inheritable(fd)
     os.close(fd)
     assert house.asked == [(7, b"k", os.getuid())]
-    wait_for(lambda: count_fds() == before, "the lender's own descriptors to be closed")
+    # Fewer, if what other tests have left is collected meanwhile.
+    wait_for(lambda: count_fds() <= before, "the lender's own descriptors to be closed")
 
 
 def test_borrow_when_refused_then_the_reason_is_raised_and_the_next_is_lent(house: House) -> None:
@@ -133,7 +134,8 @@ def test_lender_when_strangers_ask_nonsense_or_nothing_then_others_are_served(ho
     assert silent[0].recv(100) == b""  # the oldest had to go
     for connection in silent:
         connection.close()
-    wait_for(lambda: count_fds() == before, "the lender's own descriptors to be closed")
+    # Fewer, if what other tests have left is collected meanwhile.
+    wait_for(lambda: count_fds() <= before, "the lender's own descriptors to be closed")
 
 
 def test_close_when_clients_have_not_asked_then_they_are_let_go(tmp_path: Path) -> None:

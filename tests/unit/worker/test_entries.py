@@ -9,7 +9,6 @@ import pytest
 
 from tdserve.base.errors import KeyNotFoundError
 from tdserve.data.stored_entries import decode_entries
-from tdserve.rules.kv.entry_changes import compute_begin
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.rows import leaf_folders
 from tdserve.store.rows.generations import FILE_NAME, Generations
@@ -21,7 +20,6 @@ from tdserve.worker.small_reads import SmallReads
 from tests.unit.worker.peer import INLINE_BYTES, UID, Peer
 
 STORED_SPEC = KeyedSettings().make_stored_spec(bytes(32))
-BEGIN = compute_begin(UID)
 
 
 @pytest.fixture
@@ -44,7 +42,7 @@ def putting(store: worker_pb2.StoreRef, *keys: bytes, record: bytes = b"r", requ
 def test_store_entries_when_done_then_sent_listed_and_answered_by_mail(peer: Peer, store: worker_pb2.StoreRef) -> None:
     lane, order = peer.session.lane, putting(store, b"a", b"b")
     worked = change_entries(lane, order)
-    assert control_pb2.Done.FromString(worked.answer) == control_pb2.Done(version=BEGIN + 1)
+    assert control_pb2.Done.FromString(worked.answer) == control_pb2.Done(version=1)
     assert change_entries(lane, order) == worked, "a retry was carried out again"
     mails: list[tuple[int, bytes]] = []
 
@@ -57,11 +55,11 @@ def test_store_entries_when_done_then_sent_listed_and_answered_by_mail(peer: Pee
     order.change_entries.mail_session = 7
     assert change_entries(lane, order).is_mailed
     ((session, content),) = mails
-    assert (session, control_pb2.ServerMessage.FromString(content).done.version) == (7, BEGIN + 3)
+    assert (session, control_pb2.ServerMessage.FromString(content).done.version) == (7, 3)
 
     asked = worker_pb2.SendEntries(store=store, keys=[b"b", b"c"])
     found = decode_entries(send_entries(lane, worker_pb2.Order(send_entries=asked)).values)
-    assert found == ([BEGIN + 2, BEGIN + 3], [b"r", b"r"])
+    assert found == ([2, 0 + 3], [b"r", b"r"])
     listed = worker_pb2.ListEntries(store=store, request=control_pb2.ListRequest(prefix=b"b"))
     done = control_pb2.Done.FromString(list_entries(lane, worker_pb2.Order(list_entries=listed)).answer)
     assert list(done.keys) == [b"b"]
@@ -93,7 +91,7 @@ def test_answer_when_a_get_is_small_then_without_control(peer: Peer, store: work
     send_entries(lane, worker_pb2.Order(send_entries=worker_pb2.SendEntries(store=store, keys=[b"a"])))
     found = answer(b"a")
     assert found is not None
-    assert decode_entries(found.done.accepted.values) == ([BEGIN + 1], [b"r"])
+    assert decode_entries(found.done.accepted.values) == ([1], [b"r"])
     assert answer(b"a", b"x") is None
     assert answer(b"large") is None
     assert answer(*[b"a"] * 400) is None, "its answer does not fit into a mail"

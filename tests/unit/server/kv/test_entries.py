@@ -22,7 +22,6 @@ from tdserve.base.errors import (
     WrongStateError,
 )
 from tdserve.base.ids import make_client_id
-from tdserve.rules.kv.entry_changes import compute_begin
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.server.catalog.seals import Seal
 from tdserve.server.dispatch.requests import Requests
@@ -48,7 +47,7 @@ def create(world: World, run: Loop, like: Any = None, **settings: Any) -> Opened
 
 def number(store: OpenedStore, count: int) -> int:
     """Returns the version of the entry that was put as the first, second and so on."""
-    return compute_begin(store.record.uid) + count
+    return count
 
 
 def putting(store: OpenedStore, *keys: bytes, record: bytes = b"r", **fields: Any) -> control_pb2.PutRequest:
