@@ -17,7 +17,6 @@ from tdserve.cli.files.adopt import adopt
 from tdserve.cli.files.get import get
 from tdserve.cli.files.import_rows import import_rows
 from tdserve.cli.files.put import put
-from tdserve.cli.moves.check_root import check
 from tdserve.cli.moves.checkpoint import checkpoint
 from tdserve.cli.moves.rebalance import rebalance
 from tdserve.cli.moves.restore import restore
@@ -25,6 +24,7 @@ from tdserve.cli.rows.head import head
 from tdserve.cli.rows.tail import tail
 from tdserve.cli.screen.render import to_one_line
 from tdserve.cli.serving.certs import certs
+from tdserve.cli.serving.check_root import check
 from tdserve.cli.serving.config_show import config
 from tdserve.cli.serving.health import health
 from tdserve.cli.serving.serve import serve

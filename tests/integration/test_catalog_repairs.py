@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.machine import read_boot_id
-from tdserve.cli.moves.check_root import check
+from tdserve.cli.serving.check_root import check
 from tdserve.cli.shell.exit_codes import DAMAGED
 from tdserve.store.database.catalog_db import CatalogDB, Table
 from tdserve.store.disk.checked_json import encode_checked

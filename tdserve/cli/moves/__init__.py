@@ -1,5 +1,5 @@
-"""Commands that move whole stores, or compare them with their checksums.
+"""Commands that move whole stores.
 
-Read ``checkpoint`` and ``restore`` first: to a place of checkpoints and back. ``check_root`` (``tdserve check``) checks
-such a place, or a root. ``rebalance`` moves stores from server to server.
+Read ``checkpoint`` and ``restore`` first: to a place of checkpoints and back. ``rebalance`` moves stores from server to
+server.
 """

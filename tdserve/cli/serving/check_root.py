@@ -1,4 +1,5 @@
-"""``tdserve check PATH``: compares all that a root, or a place of checkpoints, has with its checksums."""
+"""``tdserve check PATH``: compares all that a root, or a place of checkpoints, has with its checksums, and repairs what
+can be."""
 
 from __future__ import annotations
 
