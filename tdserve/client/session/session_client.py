@@ -46,10 +46,10 @@ from tdserve.client.session.calls.step_counts import StepCounts
 from tdserve.client.session.calls.timeouts import compute_answer_timeout_s, compute_min_channel_s
 from tdserve.client.session.catalog.catalog_client import CatalogClient
 from tdserve.client.session.client_links import ClientLinks, ask_weakly, end_with
-from tdserve.client.session.elsewhere import FindMoved, Follow, find_no_server, follow_nowhere, renumber
 from tdserve.client.session.one_port import OnePort, explain_one_port
 from tdserve.client.session.recipe import Recipe
 from tdserve.client.session.requests.client_mover import ClientMover
+from tdserve.client.session.requests.elsewhere import FindMoved, Follow, find_no_server, follow_nowhere, renumber
 from tdserve.client.session.requests.known_stores import KnownStores
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_opener import Opening

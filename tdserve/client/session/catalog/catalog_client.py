@@ -32,7 +32,7 @@ from tdserve.client.session.calls.call_deadline import LONGEST_WAIT_S, begin_cal
 from tdserve.client.session.calls.reach import Reach, get_reach, is_patient
 from tdserve.client.session.catalog.description import StoreDescription, from_message
 from tdserve.client.session.catalog.message_facts import convert_stats
-from tdserve.client.session.elsewhere import FindMoved, Follow, find_no_server, follow_nowhere
+from tdserve.client.session.requests.elsewhere import FindMoved, Follow, find_no_server, follow_nowhere
 from tdserve.client.session.requests.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection
 from tdserve.structure.trees.tree import Path
