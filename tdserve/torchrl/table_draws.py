@@ -8,7 +8,7 @@ import torch
 from torchrl.data.replay_buffers.samplers.random import RandomSampler
 
 from tdserve.base.errors import SelectionError
-from tdserve.client.tables.change_requests import to_row_numbers
+from tdserve.client.tables.row_arguments import to_row_numbers
 from tdserve.messages.content import GENERATION_KEY
 from tdserve.torchrl.table_rows import from_table, split_sample
 

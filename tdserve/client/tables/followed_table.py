@@ -21,8 +21,8 @@ from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.draws.sampling import Query
 from tdserve.client.tables.extends.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.extends.given_rows import suggest_form
-from tdserve.client.tables.extends.new_leaves import check_leaves
-from tdserve.client.tables.extends.retype_table import find_current_description
+from tdserve.client.tables.new_leaves import check_leaves
+from tdserve.client.tables.retype_table import find_current_description
 from tdserve.client.tables.table_counts import LastCounts
 from tdserve.messages.store_kinds import MEANT_NAMES
 from tdserve.rules.replay.settings import Settings

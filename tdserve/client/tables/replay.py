@@ -11,12 +11,7 @@ from tdserve.client.content.fake_modes import ROWS, check_real
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
 from tdserve.client.session.calls.step_counts import StepCount
-from tdserve.client.tables.change_requests import (
-    ask_priorities,
-    change_priorities,
-    encode_priorities,
-    to_row_numbers,
-)
+from tdserve.client.tables.change_requests import ask_priorities, change_priorities, encode_priorities
 from tdserve.client.tables.draws.batches import Batches
 from tdserve.client.tables.draws.draw_arguments import Conditions, check_ahead, check_num_rows
 from tdserve.client.tables.draws.sampling import draw_whole_rows
@@ -29,6 +24,7 @@ from tdserve.client.tables.draws.taking import (
     renew,
     take_and_acknowledge,
 )
+from tdserve.client.tables.row_arguments import to_row_numbers
 from tdserve.client.tables.table_handle import TableHandle
 from tdserve.v1 import control_pb2
 

@@ -16,7 +16,7 @@ from tdserve.client.tables.draws.share import Share
 from tdserve.client.tables.draws.taken_batches import TakenBatches
 from tdserve.client.tables.draws.taking import Taken, take_rows
 from tdserve.client.tables.followed_table import FollowedTable
-from tdserve.client.tables.row_annotations import parse_max_lag
+from tdserve.client.tables.table_policy import parse_max_lag
 from tdserve.structure.trees.tree import Path
 
 

@@ -13,9 +13,10 @@ from tdserve.client.session.calls.awaitable_future import AwaitableFuture
 from tdserve.client.tables.extends.destack import destack
 from tdserve.client.tables.extends.extend_parts import ExtendPart
 from tdserve.client.tables.extends.given_rows import GivenRows, is_plain_batch
-from tdserve.client.tables.extends.retype_table import retype, was_densified
 from tdserve.client.tables.followed_table import FollowedTable
-from tdserve.client.tables.row_annotations import RowAnnotations, add_policy_news
+from tdserve.client.tables.retype_table import retype, was_densified
+from tdserve.client.tables.row_annotations import RowAnnotations
+from tdserve.client.tables.table_policy import add_policy_news
 from tdserve.messages.content import ADDED_KEYS
 from tdserve.structure.captures.array_dicts import read_rows
 from tdserve.structure.captures.capture import Captured, capture

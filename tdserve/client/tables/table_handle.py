@@ -21,26 +21,20 @@ from tdserve.client.handles.overwriting import overwrite
 from tdserve.client.session.by_address import ByAddress
 from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.tables.change_requests import (
-    ask_sequences,
-    change,
-    encode_deletion,
-    flatten_row_dims,
-    to_generations,
-    to_row_numbers,
-    to_whole_generations,
-)
+from tdserve.client.tables.change_requests import ask_sequences, change, encode_deletion
 from tdserve.client.tables.conditional_update import check_values, find_generations, write_same
 from tdserve.client.tables.draws.draw_arguments import NO_CONDITIONS, Conditions
 from tdserve.client.tables.draws.sampling import Query
-from tdserve.client.tables.extends.new_leaves import add_leaves, find_lacking
 from tdserve.client.tables.followed_table import FollowedTable
+from tdserve.client.tables.new_leaves import add_leaves, find_lacking
 from tdserve.client.tables.new_table import capture_row
-from tdserve.client.tables.row_annotations import RowAnnotations, report_policy
+from tdserve.client.tables.row_annotations import RowAnnotations
+from tdserve.client.tables.row_arguments import flatten_row_dims, to_generations, to_row_numbers, to_whole_generations
 from tdserve.client.tables.row_draws import RowDraws
 from tdserve.client.tables.row_extends import RowExtends
 from tdserve.client.tables.rows_by_number import RowsByNumber, get_keys
 from tdserve.client.tables.table_counts import TableCounts, ask_counts
+from tdserve.client.tables.table_policy import report_policy
 from tdserve.client.tables.writers.writer import ReplayWriter
 from tdserve.client.transfers.write import ExpectedRows
 from tdserve.messages.row_numbers import Rows

@@ -18,7 +18,7 @@ from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.content.row_choice import choose_rows
 from tdserve.client.session.calls.call_conditions import may_repeat
 from tdserve.client.session.calls.call_deadline import within
-from tdserve.client.tables.change_requests import is_batch, spread_generations, to_row_numbers
+from tdserve.client.tables.row_arguments import is_batch, spread_generations, to_row_numbers
 from tdserve.client.tables.shaped_rows import check_row_index, shape_rows
 from tdserve.client.tables.table_counts import ask_counts
 from tdserve.rules.lost_servers import PATIENCE_S

@@ -24,7 +24,6 @@ from tdserve.client.cluster.tables.sharded_table import ShardedTable
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.session.calls.step_counts import StepCount
 from tdserve.client.session.finalizing import run_from_finalizer
-from tdserve.client.tables.change_requests import to_row_numbers
 from tdserve.client.tables.draws.batches_ahead import POLL_S, BatchesAhead, make_late_error, take_prefetched
 from tdserve.client.tables.draws.draw_arguments import Ahead
 from tdserve.client.tables.draws.share import Share
@@ -38,6 +37,7 @@ from tdserve.client.tables.draws.taking import (
     name_rows,
     renew,
 )
+from tdserve.client.tables.row_arguments import to_row_numbers
 from tdserve.rules.replay.eligibility.leases import RENEWING
 
 

@@ -24,7 +24,6 @@ from tdserve.client.content.padding import Pad
 from tdserve.client.session.calls.call_conditions import may_repeat
 from tdserve.client.session.calls.call_traces import gather_spans
 from tdserve.client.session.calls.step_counts import StepCount, StepCounts
-from tdserve.client.tables.change_requests import spread_generations, spread_priorities, to_row_numbers
 from tdserve.client.tables.draws.draw_arguments import (
     Conditions,
     check_ahead,
@@ -34,6 +33,7 @@ from tdserve.client.tables.draws.sampling import Query
 from tdserve.client.tables.draws.share import Share, parse_table_share
 from tdserve.client.tables.draws.taken_batches import TakenBatches
 from tdserve.client.tables.draws.taking import acknowledge, give_back_later, name_rows, to_numbers
+from tdserve.client.tables.row_arguments import spread_generations, spread_priorities, to_row_numbers
 from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.placement import PlacementRecord
 

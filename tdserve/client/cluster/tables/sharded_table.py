@@ -20,10 +20,10 @@ from tdserve.client.cluster.servers.cluster_servers import ClusterServers
 from tdserve.client.cluster.servers.part_errors import note_elsewhere
 from tdserve.client.cluster.stores.divisions import TableDivision
 from tdserve.client.cluster.stores.part_creation import check_answers
-from tdserve.client.cluster.stores.sharded_rows import ShardedRows
 from tdserve.client.cluster.stores.sharded_store import ShardedStore
 from tdserve.client.cluster.tables.key_shards import KeyShards
 from tdserve.client.cluster.tables.shard_writes import ShardWrites
+from tdserve.client.cluster.stores.sharded_rows import ShardedRows
 from tdserve.client.cluster.tables.sharded_writer import ShardedWriter
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad
@@ -34,17 +34,18 @@ from tdserve.client.session.calls.awaitable_future import AwaitableFuture
 from tdserve.client.session.calls.call_deadline import within
 from tdserve.client.session.calls.call_traces import gather_spans
 from tdserve.client.session.catalog.description import StoreDescription
-from tdserve.client.tables.change_requests import (
+from tdserve.client.tables.conditional_update import check_values
+from tdserve.client.tables.extends.given_rows import GivenRows
+from tdserve.client.tables.row_annotations import RowAnnotations
+from tdserve.client.tables.row_arguments import (
     flatten_row_dims,
     spread_generations,
     to_row_numbers,
     to_whole_generations,
 )
-from tdserve.client.tables.conditional_update import check_values
-from tdserve.client.tables.extends.given_rows import GivenRows
-from tdserve.client.tables.row_annotations import RowAnnotations, report_policy
 from tdserve.client.tables.rows_by_number import get_keys
 from tdserve.client.tables.table_counts import TableCounts
+from tdserve.client.tables.table_policy import report_policy
 from tdserve.client.tables.writers.writer import ReplayWriter
 from tdserve.rules.placement import PlacementRecord
 from tdserve.rules.replay.settings import Settings

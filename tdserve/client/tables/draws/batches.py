@@ -41,7 +41,7 @@ from tdserve.client.tables.draws.batches_ahead import (
 )
 from tdserve.client.tables.draws.draw_arguments import Ahead
 from tdserve.client.tables.draws.sampling import Asked, Query, RenewQuery, ask, receive_sample, replace_torn
-from tdserve.client.tables.row_annotations import ask_versions_in_time, find_oldest_version
+from tdserve.client.tables.table_policy import ask_versions_in_time, find_oldest_version
 
 REQUESTS_UNDER_WAY = 2
 """While the rows of one request are received, those of the next are gathered; each asks for half of what may be

@@ -22,7 +22,7 @@ from tdserve.client.session.requests.request_numbers import RequestNumbers
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.draws.share import Share
-from tdserve.client.tables.row_annotations import add_policy_news
+from tdserve.client.tables.table_policy import add_policy_news
 from tdserve.client.transfers.download import Posted, post_known_size
 from tdserve.client.transfers.read import finish_known_size
 from tdserve.messages.content import (

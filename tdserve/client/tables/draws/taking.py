@@ -27,9 +27,10 @@ from tdserve.client.session.calls.call_conditions import is_passing
 from tdserve.client.session.finalizing import run_from_finalizer
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.tables.change_requests import change, is_batch, to_generations, to_row_numbers
+from tdserve.client.tables.change_requests import change
 from tdserve.client.tables.draws.draw_arguments import check_lease_s
 from tdserve.client.tables.draws.sampling import LeaseGrant, Query, Sampled, ask, receive_sample
+from tdserve.client.tables.row_arguments import is_batch, to_generations, to_row_numbers
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import encode_few_bytes
 from tdserve.v1 import control_pb2

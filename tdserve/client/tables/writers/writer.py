@@ -18,7 +18,7 @@ from tdserve.client.content.value_blocks import compute_row_nbytes
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.session.calls.call_deadline import begin_step
 from tdserve.client.tables.extends.given_rows import add_form_hint
-from tdserve.client.tables.row_annotations import check_policy, check_policy_version
+from tdserve.client.tables.table_policy import check_policy, check_policy_version
 from tdserve.client.tables.writers.nstep import NStep
 from tdserve.client.tables.writers.row_buffer import NO_PRIORITY, NO_VERSION
 from tdserve.client.tables.writers.row_delivery import RowDestination

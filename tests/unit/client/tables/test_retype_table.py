@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, lazy_stack
 
 import tdserve
-from tdserve.client.tables.extends.retype_table import find_current_description, retype, was_densified
+from tdserve.client.tables.retype_table import find_current_description, retype, was_densified
 from tdserve.structure.captures.capture import capture
 from tests.ragged import check_same, jagged, rows, split_turns, strided, turns
 
