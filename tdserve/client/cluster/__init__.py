@@ -1,8 +1,9 @@
 """Several servers as one: where each store is, and stores that several servers share.
 
 Begin with ``cluster_client``, which has the calls of a client of one server; ``at_home`` makes those about a store that
-one server has. Its rooms, of which each imports only those before it: ``servers`` (where each store is), ``moves``
-(from server to server), ``stores`` (what several servers share), ``tables`` (replays and queues of these).
+one server has. They use what follows, of which each imports only those before it: ``sums`` (of figures); and the rooms
+``servers`` (where each store is), ``moves`` (from server to server), ``stores`` (what several servers share),
+``tables`` (replays and queues of these).
 
-``cluster_catalog`` and ``sums`` are for commands, which import no torch.
+``cluster_catalog`` is for commands, which import no torch.
 """

@@ -1,4 +1,4 @@
-"""Figures of a cluster as the sums of those of its servers. Imports no torch: commands use it."""
+"""Figures of a cluster as the sums of those of its servers. Imports no torch: commands use it, too."""
 
 from __future__ import annotations
 

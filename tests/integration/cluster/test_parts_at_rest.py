@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import tdserve
-from tdserve.client.cluster.stores import sharded_rows
-from tdserve.client.cluster.tables import shard_draws
+from tdserve.client.cluster.tables import shard_draws, sharded_rows
 from tdserve.client.cluster.tables.shard_masses import ask_mass
 from tdserve.client.tables.draws import taken_batches
 from tests.integration.cluster.filling import SIZES, fill_unequally, rows

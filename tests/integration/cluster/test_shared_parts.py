@@ -13,10 +13,10 @@ import tdserve
 from tdserve.base.errors import WrongStateError
 from tdserve.client.cluster.servers.cluster_servers import ClusterRecipe, ClusterServers
 from tdserve.client.cluster.stores.divisions import DatasetDivision, KeyDivision, TableDivision
-from tdserve.client.cluster.stores.sharded_rows import ShardedRows
 from tdserve.client.cluster.stores.sharded_store import ShardedStore
 from tdserve.client.cluster.stores.shared_parts import SharedParts
 from tdserve.client.cluster.tables.shard_writes import ShardWrites
+from tdserve.client.cluster.tables.sharded_rows import ShardedRows
 from tdserve.rules.placement import PlacementRecord, name_part
 
 ROW = TensorDict({"number": torch.tensor(0)})

@@ -15,8 +15,8 @@ from tdserve.base.integers import check_integer
 from tdserve.client.client import Client
 from tdserve.client.cluster.servers.cluster_servers import ClusterServers
 from tdserve.client.cluster.stores.divisions import DatasetDivision
+from tdserve.client.cluster.stores.joined_rows import check_range, join_rows
 from tdserve.client.cluster.stores.part_creation import create_parts
-from tdserve.client.cluster.stores.sharded_rows import check_range, join_rows
 from tdserve.client.cluster.stores.sharded_store import ShardedStore
 from tdserve.client.content.devices import resolve_device
 from tdserve.client.content.outer_modes import leave_modes_in_calls

@@ -23,7 +23,7 @@ from tdserve.client.cluster.stores.part_creation import check_answers
 from tdserve.client.cluster.stores.sharded_store import ShardedStore
 from tdserve.client.cluster.tables.key_shards import KeyShards
 from tdserve.client.cluster.tables.shard_writes import ShardWrites
-from tdserve.client.cluster.stores.sharded_rows import ShardedRows
+from tdserve.client.cluster.tables.sharded_rows import ShardedRows
 from tdserve.client.cluster.tables.sharded_writer import ShardedWriter
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.padding import Pad

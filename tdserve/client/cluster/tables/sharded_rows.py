@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict, is_leaf_nontensor
+from tensordict import is_leaf_nontensor
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, SelectionError, TDServeError
+from tdserve.client.cluster.stores.joined_rows import check_range, join_rows
 from tdserve.client.cluster.stores.sharded_store import ShardedStore
 from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.content.row_choice import choose_rows
@@ -272,23 +273,6 @@ def _read_places(num_rows: int, selected: Any, read_part: _ReadPart, part: Any) 
         return read_part(part, selected)
     every, places = read_part(part, slice(None)), np.arange(num_rows)[selected]
     return choose_rows(every, torch.from_numpy(places[places < len(every)]))
-
-
-def check_range(numbers: NDArray[np.int64], num_rows: int, store: str) -> None:
-    """Raises SelectionError, for a store described so, if a row number is out of range."""
-    bad = numbers[(numbers < 0) | (numbers >= num_rows)]
-    if len(bad):
-        raise SelectionError(selection=str(int(bad[0])), reason=f"{store} has rows 0 to {num_rows - 1}")
-
-
-def join_rows(parts: Sequence[Any]) -> Any:
-    """Joins tensordicts of rows, or leaves of rows, along their first dimension."""
-    if len(parts) == 1:
-        return parts[0]
-    if isinstance(parts[0], torch.Tensor) and parts[0].is_nested:  # which torch alone does not join
-        columns: list[Any] = [TensorDict({"rows": part}, [part.size(0)]) for part in parts]
-        return join_rows(columns).get("rows")
-    return torch.cat(list(parts))
 
 
 def _join_alike(parts: Sequence[Any]) -> Any:
