@@ -2,7 +2,8 @@
 
 A package promises an order by "each imports only those before it", or "after it", and then names what it means: in the
 rest of that paragraph, and if this ends with a colon, in the next one too. Each name is a module of the package or a
-room of it, in double backticks; what is there and is not named is not judged.
+room of it, in double backticks. What is there and is not named is not judged, but a room that is named imports nothing
+of it: a reader of the promise believes that the room needs only what comes before it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _OTHER_WORDS = re.compile(r"\bimports?\b[^.]*\b(?:before|after|above|below|upwar
 
 
 def order_faults(modules: Sequence[Module]) -> list[str]:
-    """Imports that break an order that their package promises; promises in other words, or of fewer than two names."""
+    """Imports that break an order that their package promises, and imports by its rooms of what the promise omits;
+    promises in other words, or of fewer than two names."""
     faults = []
     for package in modules:
         text = (ast.get_docstring(package.tree) or "") if package.is_package else ""
@@ -31,20 +33,24 @@ def order_faults(modules: Sequence[Module]) -> list[str]:
 
 
 def _find_broken(modules: Sequence[Module], package: str, direction: str, names: Sequence[str]) -> list[str]:
-    """Imports among what is named that go the other way."""
+    """Imports among what is named that go the other way, and those by which a named room uses what is not named."""
     children = {m.name.removeprefix(f"{package}.").partition(".")[0] for m in modules if _is_below(m.name, package)}
     places = {name: place for place, name in enumerate(name for name in names if name in children)}
     if len(places) < 2:
         return [f"{package}: promises an order, and names none"]
+    rooms = {m.name.removeprefix(f"{package}.") for m in modules if m.is_package}
     faults = []
     for module, target, found in edges(modules):
         if not (_is_below(module.name, package) and _is_below(target, package)):
             continue
         first, second = (name.removeprefix(f"{package}.").partition(".")[0] for name in (module.name, target))
-        if first in places and second in places and first != second:
-            is_before = places[second] < places[first]
-            if is_before != (direction == "before"):
-                faults.append(f"{module.name}:{found.line}: {first} imports {second}, which is not {direction} it")
+        if first not in places or first == second:
+            continue
+        where = f"{module.name}:{found.line}: {first} imports {second}"
+        if second not in places:
+            faults += [f"{where}, which the promise of {package} omits"] if first in rooms else []
+        elif (places[second] < places[first]) != (direction == "before"):
+            faults.append(f"{where}, which is not {direction} it")
     return faults
 
 

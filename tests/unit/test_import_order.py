@@ -1,4 +1,4 @@
-"""The scanner of the orders that packages promise, on promises that are kept, broken, or made in other words."""
+"""The scanner of the orders that packages promise, on promises kept, broken, incomplete, or made in other words."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def find_faults(docstring: str) -> list[str]:
         "A package.",
         "Its rooms, of which each imports only those before it: ``c``, ``b`` (more), ``a``; ``d``.",
         "Read from the top; each imports only\nthose after it:\n\n1. ``d``, then ``a``.\n2. ``b``, ``c``\n\nSee ``d``.",
+        "Of these each imports only those before it: ``c``, ``d``.",
         "See ``c``. Of these each imports only those after it: ``a``, ``c``, see ``b.x``.\n\nLater ``b``.\n\n``d``",
         "It must be set before that is imported. Importing it does nothing. It comes after it.",
     ],
@@ -43,6 +44,10 @@ def test_order_when_it_is_kept_or_not_promised_then_nothing_is_found(docstring: 
         ),
         ("Of these each imports only those before it: ``d`` and ``a``", "t.p.d:1: d imports a, which is not before it"),
         ("Of these each imports only those before it.\n\n``c``, ``b``.", "t.p: promises an order, and names none"),
+        (
+            "Of these each imports only those before it: ``b``, ``a``.\n\nSee ``c``.",
+            "b.x:1: b imports c, which the promise of t.p omits",
+        ),
         ("Its rooms import one another downwards: ``c``, ``b``.", "t.p: say 'each imports only those before it'"),
         ("Its rooms, each of which imports only rooms before it.", "t.p: say 'each imports only those before it'"),
     ],
