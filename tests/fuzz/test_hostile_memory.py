@@ -25,6 +25,9 @@ from tests.roots import make_quick_root
 pytestmark = pytest.mark.integration
 
 MIB = 1 << 20
+PART_BYTES = MIB // 2
+"""Less than what the client's end of a session cuts into parts itself."""
+
 LIMIT_BYTES = 64 * MIB
 CONTROL_EXTRA_BYTES = 160 * MIB
 """Beside the limit: buffers of gRPC, messages that are just being parsed, and what the allocator keeps."""
@@ -179,12 +182,12 @@ def test_requests_when_they_demand_much_then_no_process_grows_beyond_its_bound(
 def test_parts_when_their_messages_never_end_then_refused_and_the_rest_dropped(
     server: tdserve.Server, client: tdserve.Client
 ) -> None:
-    part = control_pb2.MessagePart(content=bytes(MIB))
+    part = control_pb2.MessagePart(content=bytes(PART_BYTES))
     with bounded(server, client), ExitStack() as stack:
         sessions = [HostileSession(server.address) for _ in range(6)]
         for session in sessions:
             stack.callback(session.close)
-            for _ in range(50):
+            for _ in range(100):
                 session.send(Message(request=1, part=part))
         for session in sessions:
             (error,) = session.collect({1}, ANSWER_S).values()
@@ -192,6 +195,23 @@ def test_parts_when_their_messages_never_end_then_refused_and_the_rest_dropped(
         session.send(Message(request=2, part=control_pb2.MessagePart(is_last=True)))
         session.send(Message(request=3, catalog={"describe_store": {"name": "rows"}}))
         assert session.collect({3}, ANSWER_S) == {3: None}
+
+
+@pytest.mark.slow
+def test_parts_when_each_has_another_inside_then_their_session_ends(
+    server: tdserve.Server, client: tdserve.Client
+) -> None:
+    content = Message(request=1, part={"content": bytes(10 * MIB)}).SerializeToString()
+    for _ in range(100):
+        content = Message(request=1, part={"content": content, "is_last": True}).SerializeToString()
+    with bounded(server, client), ExitStack() as stack:
+        session = HostileSession(server.address)
+        stack.callback(session.close)
+        for start in range(0, len(content), PART_BYTES):
+            stop = start + PART_BYTES
+            part = control_pb2.MessagePart(content=content[start:stop], is_last=stop >= len(content))
+            session.send(Message(request=1, part=part))
+        wait_for(lambda: session.take_answer(1.0) and session.is_lost, "the end of the session", timeout_s=ANSWER_S)
 
 
 @pytest.mark.slow

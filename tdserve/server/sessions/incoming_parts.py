@@ -62,9 +62,16 @@ class IncomingParts:
         return None
 
     def _parse(self, session: ClientSession, whole: bytes) -> control_pb2.ClientMessage:
-        """Returns the message, if there is memory for what becomes of its fields."""
+        """Returns the message, if there is memory for what becomes of its fields.
+
+        Raises:
+            RemoteProtocolError: It is a part itself: each level of such a nesting would keep a copy of the rest.
+        """
         self._held.admit(session, WHAT, estimate_parsed_nbytes(whole))
-        return control_pb2.ClientMessage.FromString(whole)
+        message = control_pb2.ClientMessage.FromString(whole)
+        if message.HasField("part"):
+            raise RemoteProtocolError(expected="a whole message", received="a part")
+        return message
 
     def take_lists(self, session: ClientSession) -> LongListFile | None:
         """Removes and returns the lists that arrived ahead of a complete request; the caller deletes their file."""

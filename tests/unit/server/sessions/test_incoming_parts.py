@@ -40,6 +40,17 @@ def test_add_when_the_message_is_none_then_the_session_ends(world: World, incomi
     assert session.ended.is_set()
 
 
+@pytest.mark.parametrize("is_last", [False, True])
+def test_add_when_the_whole_is_a_part_itself_then_the_session_ends(
+    world: World, incoming: IncomingParts, *, is_last: bool
+) -> None:
+    session, inner = world.session(), control_pb2.MessagePart(content=MESSAGE.SerializeToString(), is_last=is_last)
+    nested = control_pb2.ClientMessage(request=7, part=inner)
+    assert incoming.add(session, control_pb2.MessagePart(content=nested.SerializeToString(), is_last=True)) is None
+    assert session.ended.is_set()
+    assert session.held_nbytes == 0
+
+
 def test_forget_when_a_session_ends_in_the_middle_then_nothing_of_it_is_left(
     world: World, run: Loop, incoming: IncomingParts, tmp_path: Path
 ) -> None:
