@@ -340,18 +340,27 @@ class ControlProcess:
         elif kind in _NOTICES:
             self._take_notice(session, kind, message)
         elif kind == "part":
-            try:
-                whole = self._incoming.add(session, message.part)
-            except TDServeError as error:
-                session.run(session.fail(message.request, error), 0)
-                return
-            if whole is not None:
-                self._take(session, whole, run)
-        elif self._is_draining:
-            session.run(self._refuse(session, message.request), 0)
+            self._take_part(session, message, run)
         else:
-            ahead = self._incoming.take_lists(session)
+            self._take_request(session, message, run)
+
+    def _take_part(self, session: ClientSession, message: control_pb2.ClientMessage, run: _Run) -> None:
+        try:
+            whole = self._incoming.add(session, message.request, message.part)
+        except TDServeError as error:
+            session.run(session.fail(message.request, error), 0)
+            return
+        if whole is not None:
+            self._take(session, whole, run)
+
+    def _take_request(self, session: ClientSession, message: control_pb2.ClientMessage, run: _Run) -> None:
+        ahead = self._incoming.take_lists(session, message.request)
+        if not self._is_draining:
             run(self._requests.serve(session, message, ahead), message.request)
+            return
+        session.run(self._refuse(session, message.request), 0)
+        if ahead is not None:
+            session.run(ahead.remove(), 0)
 
     def _take_notice(self, session: ClientSession, kind: str, message: control_pb2.ClientMessage) -> None:
         """Handles a message that has no answer, and that is handled even while the server is shutting down."""

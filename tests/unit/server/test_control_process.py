@@ -165,9 +165,13 @@ class Serving:
         report = worker_pb2.Report(session=session or self.number, mail=content)
         await outside(lambda: self.worker.report(report))
 
+    def send(self, message: control_pb2.ClientMessage) -> None:
+        """Sends a message over the stream."""
+        self._sent.put_nowait(message)
+
     async def ask(self, message: control_pb2.ClientMessage) -> control_pb2.Done:
         """Sends a request over the stream; returns its answer, which is a Done."""
-        self._sent.put_nowait(message)
+        self.send(message)
         await self.outbox.next()
         return self.outbox.done()
 
@@ -248,6 +252,28 @@ def test_mail_when_a_cancellation_then_that_request_is_given_up(serving: Serving
         error = serving.outbox.error()
         assert isinstance(error, TransferAbortedError)
         assert error.transfer == 2
+        await serving.end()
+
+    run(scenario())
+
+
+def test_mail_when_it_comes_between_long_lists_and_their_request_then_both_are_served(
+    serving: Serving, run: Loop
+) -> None:
+    selection = control_pb2.ReadRequest(selection={"items": [{"positions": {"nbytes_ahead": 16}}]}).selection
+    read = control_pb2.ClientMessage.FromString(reading(2, fingerprint=b"known", selection=selection))
+
+    async def scenario() -> None:
+        await serving.start()
+        part = control_pb2.MessagePart(content=bytes(16), is_ahead=True)
+        serving.send(control_pb2.ClientMessage(request=2, part=part))
+        while not list(serving.root.glob("requests/*")):  # noqa: ASYNC110 (the loop's time limit ends it)
+            await asyncio.sleep(0)
+        await serving.mail(reading(3, fingerprint=b"known"))
+        assert isinstance(serving.outbox.error(), StoreNotFoundError)
+        serving.send(read)
+        await serving.outbox.next()
+        assert isinstance(serving.outbox.error(), StoreNotFoundError)
         await serving.end()
 
     run(scenario())
