@@ -182,9 +182,7 @@ class ControlProcess:
         except DecodeError:
             session.ended.set()
             return
-        if message.WhichOneof("body") not in ("cancel", None):
-            session.mailed_requests.add(message.request)
-        self._take(session, message, session.run_at_once)
+        self._take(session, message, partial(self._run_mailed, session))
 
     async def start(self) -> None:
         """Starts the workers and completes what a crash has cut short; sessions can be opened from then on."""
@@ -319,6 +317,11 @@ class ControlProcess:
             else:
                 self._take(session, message, session.run)
             await session.refusals.wait_for_room()
+
+    def _run_mailed(self, session: ClientSession, serving: Coroutine[Any, Any, None], request: int) -> None:
+        """Serves a request that came by mail; of other messages nothing is kept, since nothing would end them."""
+        session.mailed_requests.add(request)
+        session.run_at_once(serving, request)
 
     def _take_at_once(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:
         self._take(session, message, session.run_at_once)

@@ -236,6 +236,7 @@ class Requests:
         await _refuse(session, request, refusal)
         if request not in session.requests:  # else it belongs to the one under way
             session.cancelled_requests.discard(request)
+            session.mailed_requests.discard(request)
         return refusal.code
 
     async def _carry_out(self, call: _ServerCall, ahead: LongListFile | None) -> None:

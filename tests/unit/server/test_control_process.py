@@ -290,6 +290,29 @@ def test_mail_when_garbage_then_the_session_ends(serving: Serving, run: Loop) ->
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"client_report": {}},
+        {"relay_report": {"holds": 1}},
+        {"group_notice": {"name": "no such group"}},
+        {"channel_lost": {"channel": 0}},
+        {"part": {"content": b"x"}},
+    ],
+)
+def test_mail_when_it_is_no_request_then_nothing_of_it_is_kept(
+    serving: Serving, run: Loop, body: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        await serving.start()
+        await serving.mail(control_pb2.ClientMessage(request=1, **body).SerializeToString())
+        # Its number is forgotten: the answer to another message with it comes the way of that one.
+        assert (await asyncio.wait_for(serving.ask(creating(1)), 20.0)).created_store.created
+        await serving.end()
+
+    run(scenario())
+
+
 def test_mail_when_of_no_session_then_nothing(serving: Serving, run: Loop) -> None:
     async def scenario() -> None:
         await serving.start()
