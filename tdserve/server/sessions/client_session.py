@@ -261,7 +261,8 @@ class ClientSession:
         for task in waiting:
             task.cancel()
         is_under_way = bool(tasks) or request in self.requests
-        if is_under_way and not waiting:  # it may be about to begin, or about to wait
+        # One that has not begun may be about to; one that has may be about to wait, whether or not a retry waits.
+        if is_under_way and (not waiting or request in self.requests):
             self.cancelled_requests.add(request)
         return is_under_way
 
