@@ -81,6 +81,8 @@ class ControlProcess:
 
     _watching: asyncio.Task[None] | None = None
 
+    _removing: asyncio.Task[None] | None = None
+
     def __init__(
         self,
         config: ServerConfig,
@@ -304,6 +306,7 @@ class ControlProcess:
     def _settle(self) -> None:
         self._settling = None
         self._db.settle()
+        self._removing = asyncio.create_task(self._requests.remove_kept_lists(), name="tdserve-kept-lists")
 
     async def _read(self, session: ClientSession, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
         async for message in messages:

@@ -128,6 +128,7 @@ class Requests:
         self._samples, self._row_reads = services.samples, services.row_reads
         self._reads, self._writes = services.reads, services.writes
         self._call_times, self._traces = services.call_times, services.traces
+        self._kept_lists: list[LongListFile] = []
         self._traits = {
             "extend": _make_write(services.extends.extend),
             "publish": _make_write(services.publishing.publish),
@@ -174,8 +175,26 @@ class Requests:
             session.num_errors += bool(code)
             if self._traces is not None and span is not None:
                 self._traces.end(session, message.request, span, code)
-            if ahead is not None and not self._stores.db.owes:
-                await ahead.remove()
+            if ahead is not None:
+                await self._remove_lists(call, ahead)
+
+    async def _remove_lists(self, call: _ServerCall, ahead: LongListFile) -> None:
+        """Removes the long lists of a request that has ended. While the catalog owes changes, a restart may find the
+        record of a write and apply it again: then they stay until nothing is owed."""
+        if call.kind == "read":  # which is never recorded
+            await ahead.remove()
+            return
+        self._kept_lists.append(ahead)
+        await self.remove_kept_lists()
+
+    async def remove_kept_lists(self) -> None:
+        """Removes the long lists of requests that have ended, unless the catalog owes changes. Call it when it has
+        written those that it owed."""
+        if self._stores.db.owes:
+            return
+        kept, self._kept_lists = self._kept_lists, []
+        for ahead in kept:
+            await ahead.remove()
 
     async def _answer(self, call: _ServerCall, ahead: LongListFile | None) -> str:
         """Carries out a request that has begun, and ends it; whatever fails becomes its answer. Returns the code of the

@@ -26,6 +26,7 @@ from tdserve.rules.replay.settings import Settings
 from tdserve.server.dispatch.requests import Requests
 from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.sessions.client_session import ClientSession
+from tdserve.server.sessions.long_list_file import LongListFile
 from tdserve.v1 import control_pb2
 from tests.unit.server.world import Loop, World, content_of, new_store, outbox, outside
 
@@ -283,6 +284,35 @@ def test_request_when_cancelled_with_rows_on_lease_then_only_those_are_given_bac
     session = run(scenario())
     assert queue.get_table().info()["num_leased"] == 1
     assert session.cancelled_requests == set()
+
+
+def test_lists_when_the_catalog_owes_changes_then_those_of_reads_go_at_once_and_others_once_it_owes_none(
+    world: World, run: Loop, requests: Requests
+) -> None:
+    folder = world.root.requests_folder
+    selection = control_pb2.ReadRequest(selection={"items": [{"positions": {"nbytes_ahead": 16}}]}).selection
+
+    def serve(request: int, **body: Any) -> None:
+        ahead = LongListFile(folder)
+        ahead.add(bytes(16))
+        run(requests.serve(world.session(), control_pb2.ClientMessage(request=request, **body), ahead))
+
+    failpoints.arm("catalog.written=ENOSPC")
+    try:
+        world.db.delete("pending", b"a record that is over")
+        assert world.db.owes
+        serve(1, read=control_pb2.ReadRequest(store="no", selection=selection))
+        assert list(folder.iterdir()) == []
+        for request in (2, 3):
+            serve(request, write=control_pb2.WriteRequest(store="no", selection=selection))
+        assert len(list(folder.iterdir())) == 2
+        run(requests.remove_kept_lists())
+        assert len(list(folder.iterdir())) == 2
+    finally:
+        failpoints.arm("")
+    assert world.db.settle()
+    run(requests.remove_kept_lists())
+    assert list(folder.iterdir()) == []
 
 
 def test_request_when_the_files_of_its_store_find_no_room_then_answered_and_served_once_there_is(
