@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
-
-from google.protobuf.message import DecodeError
 
 from tdserve.base.adoptions import split_adoption
 from tdserve.base.config import ServerConfig
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import ConnectError, RemoteProtocolError, TDServeError
+from tdserve.base.errors import RemoteProtocolError, TDServeError
 from tdserve.base.failpoints import reach
 from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.control.content_relay import ContentConnection
@@ -24,6 +21,7 @@ from tdserve.server.access.gate import Gate
 from tdserve.server.access.token_register import TokenRegister
 from tdserve.server.dispatch.requests import Requests
 from tdserve.server.dispatch.services import assemble
+from tdserve.server.dispatch.session_messages import SessionMessages
 from tdserve.server.durability.compaction import compact_all
 from tdserve.server.movers.split_mover import make_local_mover
 from tdserve.server.movers.worker_mover import WorkerMover
@@ -35,7 +33,6 @@ from tdserve.server.processes.workers import DataWorker
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.clients import Clients
-from tdserve.server.sessions.incoming_parts import IncomingParts
 from tdserve.server.sessions.local_listener import LocalListener
 from tdserve.server.sessions.register import Sessions
 from tdserve.store.database.catalog_db import CatalogDB
@@ -52,13 +49,7 @@ SETTLE_AFTER_S = 1.0
 HELLO_TIMEOUT_S = 10.0
 """Limit for the first message of a session; clients send it together with the call."""
 
-_NOTICES = ("claimed", "group_notice", "relay_report", "client_report")
-"""Kinds of notices that the gate is asked about, and that are taken even while the server drains."""
-
 _log = logging.getLogger("tdserve.server")
-
-_Run = Callable[[Coroutine[Any, Any, None], int], None]
-"""Runs the coroutine that serves the request of this number."""
 
 
 class ControlProcess:
@@ -98,7 +89,6 @@ class ControlProcess:
         self._tokens = tokens
         self._config = config
         self._root = root
-        self._is_draining = False
         self._is_repaired = asyncio.Event()
         self._db = CatalogDB(root.find_catalog())
         self._db.on_owed = self._settle_later
@@ -109,7 +99,9 @@ class ControlProcess:
         watch, workers = self._process_watch, self._workers
         services = self._services = assemble(config, root, self._db, watch, workers, sessions)
         self._requests = Requests(services)
-        self._incoming = IncomingParts(root.requests_folder, services.held)
+        self._messages = SessionMessages(
+            services, self._requests, self.gate, host=config.host, folder=root.requests_folder
+        )
         self._clients = Clients(KEEP_CLIENTS_S, (services.answers, services.moves.arriving))
         self._observation = Observation(
             root,
@@ -124,7 +116,9 @@ class ControlProcess:
         self._observer = observer
         self._checkpoints = checkpoints
         make_local = partial(make_local_mover, services.mover_context)
-        self._local_listener = LocalListener(root, self._sessions, self._process_watch, make_local, self._take_at_once)
+        self._local_listener = LocalListener(
+            root, self._sessions, self._process_watch, make_local, self._messages.handle_at_once
+        )
 
     def _make_worker(self, number: int, make: Callable[..., DataWorker]) -> DataWorker:
         config = self._config
@@ -169,22 +163,12 @@ class ControlProcess:
 
     def _on_session_report(self, report: worker_pb2.Report) -> None:
         if report.HasField("mail"):
-            self._on_mail(report)
+            if (session := self._sessions.find(report.session)) is not None:
+                self._messages.handle_mail(session, report.mail)
         elif report.HasField("claimed"):
             self._services.claiming.on_claimed(report.claimed, None)
         else:
             self._sessions.on_report(report)
-
-    def _on_mail(self, report: worker_pb2.Report) -> None:
-        session = self._sessions.find(report.session)
-        if session is None or session.ended.is_set():
-            return
-        try:
-            message = control_pb2.ClientMessage.FromString(report.mail)
-        except DecodeError:
-            session.ended.set()
-            return
-        self._take(session, message, partial(self._run_mailed, session))
 
     async def start(self) -> None:
         """Starts the workers and completes what a crash has cut short; sessions can be opened from then on."""
@@ -216,7 +200,7 @@ class ControlProcess:
 
     async def drain(self) -> None:
         """Refuses new requests, waits for those under way until the grace period is over, then ends the sessions."""
-        self._is_draining = True
+        self._messages.is_draining = True
         if self._checkpoints is not None:
             await self._checkpoints.stop()
         deadline = Deadline.after(self._config.grace_s)
@@ -258,13 +242,13 @@ class ControlProcess:
             raise RemoteProtocolError(expected="Hello", received="nothing" if first is None else "another message")
         try:
             await self._is_repaired.wait()  # a retry of a write must not meet its own completion
-            self._refuse_when_draining()
+            self._messages.refuse_when_draining()
             session = await self._sessions.open(first.hello, connection)
         except TDServeError as error:
             await connection.send(control_pb2.ServerMessage(failure=encode_failure(error)))
             return
         self._clients.on_opened(session.client_id)
-        self._forget_answers(session.client_id, first.answered)
+        self._messages.forget_answers(session.client_id, first.answered)
         reading = asyncio.create_task(self._read(session, messages))
         ended = asyncio.create_task(session.ended.wait())
         try:
@@ -290,14 +274,8 @@ class ControlProcess:
             await self._services.moves.on_session_ended(session.number)
             await self._services.creation.abandon(session.number)
         finally:
-            await self._incoming.forget(session)
+            await self._messages.forget(session)
             self._clients.on_ended(session.client_id)
-
-    def _forget_answers(self, client_id: bytes, answered: control_pb2.Answered) -> None:
-        """Drops answers that have arrived. Extends that workers have answered are committed first: afterwards, one that
-        the report names is known to be an attempt that a retry has overtaken."""
-        if self._services.claiming.catch_up():
-            self._services.answers.forget(client_id, answered)
 
     def _settle_later(self) -> None:
         if self._settling is None:
@@ -318,79 +296,8 @@ class ControlProcess:
             if message.HasField("rendezvous"):
                 session.send_rendezvous(message.rendezvous)
             else:
-                self._take(session, message, session.run)
+                self._messages.handle(session, message, session.run)
             await session.refusals.wait_for_room()
-
-    def _run_mailed(self, session: ClientSession, serving: Coroutine[Any, Any, None], request: int) -> None:
-        """Serves a request that came by mail; of other messages nothing is kept, since nothing would end them."""
-        session.mailed_requests.add(request)
-        session.run_at_once(serving, request)
-
-    def _take_at_once(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:
-        self._take(session, message, session.run_at_once)
-
-    def _take(self, session: ClientSession, message: control_pb2.ClientMessage, run: _Run) -> None:
-        """Handles a message of a client, whichever way it came; ``run`` serves requests."""
-        if session.ended.is_set():  # its client may have a new session by now, and repeat its requests there
-            return
-        if message.HasField("answered"):
-            self._forget_answers(session.client_id, message.answered)
-        kind = message.WhichOneof("body")
-        if kind is None and not message.request:  # it brought only the report
-            return
-        if kind == "cancel":
-            self._requests.cancel(session, message.cancel.cancelled)
-        elif kind == "channel_lost":
-            lost = message.channel_lost
-            session.lose_channel(lost.channel, f"its client reports: {lost.reason[:500]!r}")
-        elif kind in _NOTICES:
-            self._take_notice(session, kind, message)
-        elif kind == "part":
-            self._take_part(session, message, run)
-        else:
-            self._take_request(session, message, run)
-
-    def _take_part(self, session: ClientSession, message: control_pb2.ClientMessage, run: _Run) -> None:
-        try:
-            whole = self._incoming.add(session, message.request, message.part)
-        except TDServeError as error:
-            session.run(session.fail(message.request, error), 0)
-            return
-        if whole is not None:
-            self._take(session, whole, run)
-
-    def _take_request(self, session: ClientSession, message: control_pb2.ClientMessage, run: _Run) -> None:
-        ahead = self._incoming.take_lists(session, message.request)
-        if not self._is_draining:
-            run(self._requests.serve(session, message, ahead), message.request)
-            return
-        session.run(self._refuse(session, message.request), 0)
-        if ahead is not None:
-            session.run(ahead.remove(), 0)
-
-    def _take_notice(self, session: ClientSession, kind: str, message: control_pb2.ClientMessage) -> None:
-        """Handles a message that has no answer, and that is handled even while the server is shutting down."""
-        services = self._services
-        if not self.gate.allows_notice(session.caller, kind, getattr(message, kind)):
-            return
-        if kind == "claimed":
-            services.claiming.on_claimed(message.claimed, session.mover.claim_holder)
-        elif kind == "group_notice":
-            services.groups.on_notice(session, message.group_notice)
-        elif kind == "relay_report":
-            services.relays.on_report(session, message.relay_report)
-        else:
-            services.client_reports.add(session, message.client_report)
-
-    async def _refuse(self, session: ClientSession, request: int) -> None:
-        await session.fail(request, self._make_draining_error())
-
-    def _make_draining_error(self) -> ConnectError:
-        return ConnectError(address=f"{self._config.host}", reason="the server is shutting down")
-
-    def _refuse_when_draining(self) -> None:
-        if self._is_draining:
-            raise self._make_draining_error()
 
     async def describe_store(
         self, request: control_pb2.DescribeStoreRequest, caller: Caller = FULL_CALLER
