@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path as FilePath
 
 from tdserve.base.deadline import Deadline
@@ -140,9 +141,6 @@ class Adoption:
             raise NotSupportedError(feature=f"adopting {path}", reason=reason)
         found = await asyncio.to_thread(_read_adopted, name, path, writable=not read_only)
         block = await asyncio.to_thread(encode_values, found)
-        for other in self._stores.catalog.find_overlapping(path):
-            if not (other.read_only and read_only):
-                raise StoreExistsError(name=other.name, reason=_describe_shared(other))
         spec = found.spec
         record = StoreRecord(
             name=name,
@@ -155,7 +153,8 @@ class Adoption:
             adopted=path,
             read_only=read_only,
         )
-        store = await self._stores.create(record, spec, adopted=Adopted.from_folder(found, read_only=read_only))
+        adopted, check = Adopted.from_folder(found, read_only=read_only), partial(self._check_unshared, record)
+        store = await self._stores.create(record, spec, adopted=adopted, check=check)
         try:
             if block:
                 await self._store(store, block)
@@ -165,6 +164,13 @@ class Adoption:
             await self._stores.delete(store)
             raise
         return store
+
+    def _check_unshared(self, record: StoreRecord) -> None:
+        """Raises StoreExistsError if a store that may write files of this one exists, or one whose files it may write.
+        Another may have been adopted for as long as this one has waited to be created."""
+        for other in self._stores.catalog.find_overlapping(record.adopted):
+            if not (other.read_only and record.read_only):
+                raise StoreExistsError(name=other.name, reason=_describe_shared(other))
 
     async def _store(self, store: OpenedStore, block: bytes) -> None:
         order = worker_pb2.Order()

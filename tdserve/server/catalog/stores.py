@@ -240,6 +240,7 @@ class Stores:
         *,
         owner_session: int = 0,
         adopted: Adopted | None = None,
+        check: Callable[[], None] | None = None,
         begin: Callable[[OpenedStore], AbstractContextManager[Transaction]] | None = None,
     ) -> OpenedStore:
         """Creates a store's files and, unless it is ``loading``, makes it visible.
@@ -249,6 +250,7 @@ class Stores:
             spec: Structure as stored, rows included, for tensordict; of one row for replay; any for weights.
             owner_session: With ``loading``: the session that fills it; the store is deleted if the session ends first.
             adopted: Folder that has its tensors; None if it has files of its own.
+            check: Called right before the name is taken, with no wait between; raises if the store must not be.
             begin: Opens the transaction that commits the store.
 
         Raises:
@@ -259,6 +261,8 @@ class Stores:
         name, kind = check_store_name(record.name), KINDS[record.kind]
         stored = kind.make_stored_spec(record, spec)
         hidden = record.begin_incarnation(stored.nbytes, former_version=self.former.find(name), loading=True)
+        if check is not None:
+            check()
         self.catalog.add(hidden)  # reserves the name
         if record.loading:
             self.loading.add(name, owner_session)

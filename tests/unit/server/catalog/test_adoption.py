@@ -211,6 +211,22 @@ def test_adopt_when_two_do_so_at_once_then_one_store(world: World, run: Loop, fo
     assert len(list(world.stores.catalog)) == 1
 
 
+def test_adopt_when_two_names_wait_for_their_creation_then_only_one_gets_the_folder(
+    world: World, run: Loop, folder: Path
+) -> None:
+    async def scenario() -> list[Any]:
+        async with LocalPeer(world) as peer:
+            adopting = [world.adoption.adopt(peer.session, number, ask(folder, name=f"x{number}")) for number in (1, 2)]
+            with world.stores.seals.hold_creations():
+                tasks = [asyncio.create_task(each) for each in adopting]
+                await asyncio.wait(tasks, timeout=0.5)  # both get as far as they can
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+    results = run(scenario())
+    assert [type(each) for each in results if isinstance(each, Exception)] == [StoreExistsError]
+    assert len(world.stores.catalog) == 1
+
+
 def test_adopt_at_start_when_it_is_there_already_then_left_alone(world: World, run: Loop, folder: Path) -> None:
     for _ in range(2):
         run(world.adoption.adopt_at_start("x", str(folder), read_only=True))
