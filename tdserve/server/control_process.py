@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from threading import Event
 
 from tdserve.base.adoptions import split_adoption
 from tdserve.base.config import ServerConfig
@@ -176,8 +177,7 @@ class ControlProcess:
         self._services.claiming.restore()
         self._process_watch.remove_unused()
         self._clients.restore()
-        stores = self._services.stores
-        await asyncio.to_thread(compact_all, self._root, stores.specs, list(stores.catalog))
+        await self._compact()
         for worker in self._workers:
             worker.start()
         await self._services.alterations.repair()  # first: recorded writes refer to the newest structure
@@ -197,6 +197,19 @@ class ControlProcess:
             watching = self._tokens.watch(lambda: self._sessions.end_outdated(explain_end, self._config.host))
             self._watching = asyncio.create_task(watching, name="tdserve-tokens")
         self._is_repaired.set()
+
+    async def _compact(self) -> None:
+        """Compacts all stores; if it is cancelled, only the one whose turn it is, to its end: until then its thread
+        uses the catalog, and writes in the root."""
+        stores, is_over = self._services.stores, Event()
+        work = asyncio.to_thread(compact_all, self._root, stores.specs, list(stores.catalog), is_over.is_set)
+        compacting = asyncio.create_task(work, name="tdserve-compaction")
+        try:
+            await asyncio.shield(compacting)
+        except asyncio.CancelledError:
+            is_over.set()
+            await asyncio.wait({compacting})
+            raise
 
     async def drain(self) -> None:
         """Refuses new requests, waits for those under way until the grace period is over, then ends the sessions."""

@@ -60,52 +60,78 @@ async def _serve(config: ServerConfig, fork_server: ForkServerProcess | None, li
     tokens = TokenRegister.open(config)
     root = Root.acquire(config.root, is_closed=config.is_root_closed)
     try:
-        recover(root)
-        root.run.note(is_synced=False)
-        observer = None if config.metrics_port is None else ObserverProcess(config)
-        checkpoints = None if config.checkpoint_every_s is None else ClientProcess("checkpoint", CHECKPOINT_MODULE)
-        workers = WorkerProcesses(root.lock_fd, timeout_s=config.worker_timeout_s, fork_server=fork_server)
-        process = ControlProcess(config, root, observer, tokens, checkpoints, worker_processes=workers)
-        server = _listen(process, config, tokens)
-        address = _format_address(config, server.port)
-        root.set_address(address)
-        stop = _stop_event(lifeline_fd)
-        process.restore()
-        await server.start()
-        try:
-            is_started = await _start_unless_stopped(process, stop)
-        except TDServeError:
-            await process.stop()  # else its workers would hold the root until they notice
-            raise
-        if is_started:
-            await server.set_serving(True)
-            _log.info("serves %s at %s, %s, process %d", root.path, address, process.describe(), os.getpid())
-            has_processes = bool(config.list_client_processes())
-            own_token = tokens.make_own_token() if tokens is not None and has_processes else None
-            if observer is not None:
-                observer.start(_find_own_address(config, server), own_token)
-                _log.info("metrics and the status page are at %s", observer.url)
-            if checkpoints is not None:
-                checkpoints.start(_list_checkpoint_settings(config, _find_own_address(config, server), own_token))
-                _log.info("writes checkpoints to %s every %g s", config.checkpoint_to, config.checkpoint_every_s)
-            with suppress(OSError):  # stdout may go to a full disk, which is no reason to stop
-                print(f"{READY_PREFIX}{address}", flush=True)
-            watching = asyncio.create_task(watch_root(root, server.set_serving, partial(os._exit, 1)))
-            await stop.wait()
-            watching.cancel()
-        _log.info("stops; requests under way may take another %g s", config.grace_s)
-        await server.set_serving(False)
-        await process.drain()
-        await server.stop(1.0)
-        await process.stop()
-        _log.info("stopped")
+        await _serve_root(root, config, tokens, fork_server, lifeline_fd)
     finally:
+        await _end_writers()
         root.release()
     return 0
 
 
+async def _end_writers() -> None:
+    """Waits for all that this process may still write into the root: the next server must not find it at that.
+
+    Tasks are cancelled as ``asyncio.run`` would do it afterwards; some remove files, in threads. A thread cannot be
+    ended. One that hangs keeps the root, until this process is killed, which ends it too.
+    """
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+
+async def _serve_root(
+    root: Root,
+    config: ServerConfig,
+    tokens: TokenRegister | None,
+    fork_server: ForkServerProcess | None,
+    lifeline_fd: int | None,
+) -> None:
+    """Serves an acquired root until a signal."""
+    recover(root)
+    root.run.note(is_synced=False)
+    observer = None if config.metrics_port is None else ObserverProcess(config)
+    checkpoints = None if config.checkpoint_every_s is None else ClientProcess("checkpoint", CHECKPOINT_MODULE)
+    workers = WorkerProcesses(root.lock_fd, timeout_s=config.worker_timeout_s, fork_server=fork_server)
+    process = ControlProcess(config, root, observer, tokens, checkpoints, worker_processes=workers)
+    server = _listen(process, config, tokens)
+    address = _format_address(config, server.port)
+    root.set_address(address)
+    stop = _stop_event(lifeline_fd)
+    process.restore()
+    await server.start()
+    try:
+        is_started = await _start_unless_stopped(process, stop)
+    except TDServeError:
+        await process.stop()  # else its workers would hold the root until they notice
+        raise
+    if is_started:
+        await server.set_serving(True)
+        _log.info("serves %s at %s, %s, process %d", root.path, address, process.describe(), os.getpid())
+        has_processes = bool(config.list_client_processes())
+        own_token = tokens.make_own_token() if tokens is not None and has_processes else None
+        if observer is not None:
+            observer.start(_find_own_address(config, server), own_token)
+            _log.info("metrics and the status page are at %s", observer.url)
+        if checkpoints is not None:
+            checkpoints.start(_list_checkpoint_settings(config, _find_own_address(config, server), own_token))
+            _log.info("writes checkpoints to %s every %g s", config.checkpoint_to, config.checkpoint_every_s)
+        with suppress(OSError):  # stdout may go to a full disk, which is no reason to stop
+            print(f"{READY_PREFIX}{address}", flush=True)
+        watching = asyncio.create_task(watch_root(root, server.set_serving, partial(os._exit, 1)))
+        await stop.wait()
+        watching.cancel()
+    _log.info("stops; requests under way may take another %g s", config.grace_s)
+    await server.set_serving(False)
+    await process.drain()
+    await server.stop(1.0)
+    await process.stop()
+    _log.info("stopped")
+
+
 async def _start_unless_stopped(process: ControlProcess, stop: asyncio.Event) -> bool:
-    """Starts the process; returns False if ``stop`` was set first. The start may wait long for repairs by a worker."""
+    """Starts the process; returns False if ``stop`` was set first: then nothing of the start goes on. It may wait long
+    for repairs by a worker."""
     starting, stopping = asyncio.create_task(process.start()), asyncio.create_task(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -113,6 +139,9 @@ async def _start_unless_stopped(process: ControlProcess, stop: asyncio.Event) ->
         starting.result()
         return True
     starting.cancel()
+    await asyncio.wait({starting})
+    if not starting.cancelled() and (error := starting.exception()) is not None:
+        _log.warning("the start has failed: %s", error)
     return False
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tdserve.base.errors import TDServeError
 from tdserve.rules.catalog import StoreRecord
@@ -15,7 +15,9 @@ from tdserve.store.values import object_folders
 _log = logging.getLogger("tdserve.server")
 
 
-def compact_all(root: Root, specs: Specs, records: Iterable[StoreRecord]) -> None:
+def compact_all(
+    root: Root, specs: Specs, records: Iterable[StoreRecord], is_over: Callable[[], bool] = lambda: False
+) -> None:
     """Compacts the values of all stores that may have any. A store that cannot be compacted stays as it is, and is
     logged.
 
@@ -24,8 +26,11 @@ def compact_all(root: Root, specs: Specs, records: Iterable[StoreRecord]) -> Non
     Args:
         specs: Structures of the stores.
         records: Their records.
+        is_over: Called before each store; returns whether the rest stays as it is.
     """
     for record in records:
+        if is_over():
+            return
         try:
             if record.packed or not KINDS[record.kind].may_have_values(record, specs):
                 continue

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Container, Iterable, Mappin
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from threading import Event
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, PeerLostError, TDServeError
@@ -83,6 +84,7 @@ class Syncing:
         self.unsynced: set[str] = set()
         self._whole_s = time.monotonic()
         self._is_closed = False
+        self._is_over = Event()
         self._checks_pages = False  # of LMDB, from the first end of the process that a damaged one may have caused
 
     @property
@@ -156,6 +158,7 @@ class Syncing:
             )
             return False
         finally:
+            self._is_over.set()  # else a pass in this process would go on, and hold up its end
             self._end_process()
             self._task.cancel()
         for reason in failures.values():
@@ -280,7 +283,7 @@ class Syncing:
         if self._process is not None:
             gone, self._gone = self._gone, []
             return partial(self._process.run, work, gone=gone)
-        return partial(_run_here, work)
+        return partial(_run_here, work, self._is_over.is_set)
 
     async def _iter_records(
         self, *, is_all: bool, wanted: AbstractSet[str], unsynced: AbstractSet[str]
@@ -356,9 +359,9 @@ def _keep_synced(held: Iterable[tuple[OpenedStore, int]], failures: Container[st
             release_version(store, let_go)
 
 
-def _run_here(work: Pass) -> dict[str, str]:
+def _run_here(work: Pass, is_over: Callable[[], bool]) -> dict[str, str]:
     with hold_page_checks():  # a damaged one would end this process
-        failures = work.run()
+        failures = work.run(is_over)
         keep_records(work)
         return failures
 

@@ -7,12 +7,12 @@ replaces the previous one. So everything that the copy lists has reached the dis
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tdserve.base.errors import CorruptDataError, TDServeError
+from tdserve.base.errors import ClosedError, CorruptDataError, TDServeError
 from tdserve.store.database import environments
 from tdserve.store.database.environments import DATA_FILE, find_damage
 from tdserve.store.disk.faults import convert_os_errors, lmdb_faults
@@ -65,13 +65,17 @@ class Pass:
     weights: Sequence[SyncedWeights] = ()
     is_all: bool = False
 
-    def run(self) -> dict[str, str]:
+    def run(self, is_over: Callable[[], bool] = lambda: False) -> dict[str, str]:
         """Makes the pass; blocks for the disk.
+
+        Args:
+            is_over: Called before each store; returns whether nobody waits for the pass any more.
 
         Returns:
             The reason for each store that was not synced, by uid; all others were.
 
         Raises:
+            ClosedError: It was over before its end; the previous copy of the catalog stays.
             TDServeError: The catalog could not be copied; the previous copy stays.
         """
         target = Path(self.target)
@@ -81,12 +85,14 @@ class Pass:
         _copy_catalog(Path(self.catalog), fresh, before=target / COPY_FILE)
         failures = {}
         for store in self.stores:
+            _check_wanted(is_over)
             try:
                 with convert_os_errors(Path(store.folder)):  # its files go at any moment when it is deleted
                     sync_store(store)
             except TDServeError as error:
                 failures[store.uid] = str(error)
         for weights in self.weights:
+            _check_wanted(is_over)
             try:
                 with convert_os_errors(Path(weights.folder)):
                     sync_versions(Path(weights.folder), weights.records, uid=weights.uid)
@@ -97,6 +103,11 @@ class Pass:
         sync_file(target)
         sync_file(target.parent)
         return failures
+
+
+def _check_wanted(is_over: Callable[[], bool]) -> None:
+    if is_over():
+        raise ClosedError(what="the server's syncing")
 
 
 def put_back(target: Path, catalog: Path) -> bool:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from tdserve.base.errors import ClosedError
 from tdserve.store.database.catalog_db import CatalogDB
 from tdserve.store.durability.sync_pass import COPY_FILE, Pass, SyncedWeights, put_back
 from tdserve.store.durability.watermark import SyncedStore
@@ -67,6 +68,23 @@ def test_pass_when_a_store_cannot_be_synced_then_the_others_are(tmp_path: Path) 
     assert "generation.memmap" in failures["0" * 32]
     assert find_whole_versions(versions, uid="1" * 32) == {1: "one"}
     assert (tmp_path / "synced" / COPY_FILE).exists()
+
+
+def test_pass_when_it_is_over_before_its_end_then_the_rest_and_the_copy_stay_as_they_were(tmp_path: Path) -> None:
+    versions = [tmp_path / f"weights{number}/versions" for number in (1, 2)]
+    for folder in versions:
+        folder.mkdir(parents=True)
+        (folder / "1.safetensors").write_bytes(b"content")
+    weights = [SyncedWeights(str(number) * 32, str(folder), {1: "one"}) for number, folder in enumerate(versions, 1)]
+
+    def is_over() -> bool:
+        return bool(find_whole_versions(versions[0], uid="1" * 32))
+
+    with CatalogDB(tmp_path / "catalog"), pytest.raises(ClosedError):
+        _pass(tmp_path, weights=weights).run(is_over)
+    assert is_over()
+    assert find_whole_versions(versions[1], uid="2" * 32) == {}
+    assert not (tmp_path / "synced" / COPY_FILE).exists()
 
 
 def _make_store(folder: Path, uid: str) -> SyncedStore:
