@@ -53,7 +53,7 @@ class ShardedQueueHandle(ShardedTable):
         Arguments and errors as in ``QueueHandle.ack``.
         """
         to_numbers(rows, table=self.name)
-        self.change_rows(
+        self._rows.change(
             rows,
             self.make_deadline(timeout_s),
             lambda part, some, _: part.ack(some),
@@ -63,7 +63,7 @@ class ShardedQueueHandle(ShardedTable):
     def renew(self, rows: Any, lease_s: float, *, timeout_s: float | None = None) -> None:
         """Renews the lease of rows; see ``QueueHandle.renew``. Rows that are not named are renewed with those of the
         same shard; ``ShardedTaken.renew`` renews all."""
-        self.change_rows(
+        self._rows.change(
             rows,
             self.make_deadline(timeout_s),
             lambda part, some, _: part.renew(some, lease_s),

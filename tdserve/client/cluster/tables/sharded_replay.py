@@ -195,7 +195,7 @@ class ShardedReplayHandle(ShardedTable):
         def acknowledge_some(part: Any, some: Any, _: torch.Tensor) -> None:
             part.ack(some, consumer=consumer)
 
-        self.change_rows(rows, self.make_deadline(timeout_s), acknowledge_some, done="acknowledged")
+        self._rows.change(rows, self.make_deadline(timeout_s), acknowledge_some, done="acknowledged")
 
     def renew(self, rows: Any, lease_s: float, *, consumer: str, timeout_s: float | None = None) -> None:
         """Renews the lease of rows; see ``ReplayHandle.renew``. Those of each shard are renewed together."""
@@ -203,7 +203,7 @@ class ShardedReplayHandle(ShardedTable):
         def renew_some(part: Any, some: Any, _: torch.Tensor) -> None:
             part.renew(some, lease_s, consumer=consumer)
 
-        self.change_rows(rows, self.make_deadline(timeout_s), renew_some, done="renewed")
+        self._rows.change(rows, self.make_deadline(timeout_s), renew_some, done="renewed")
 
     @gather_spans
     def update_priority(
@@ -230,7 +230,7 @@ class ShardedReplayHandle(ShardedTable):
                 found: int = part.update_priority(rows, select_rows(priorities, where, num_rows), generation=given)
                 return found
 
-            num_skipped = sum(self.change_rows(index, deadline, change, done="changed"))
+            num_skipped = sum(self._rows.change(index, deadline, change, done="changed"))
             self._draws.forget_masses()
             return num_skipped
 
@@ -243,7 +243,7 @@ class ShardedReplayHandle(ShardedTable):
         def ask(part: Any, rows: Any, where: torch.Tensor) -> None:
             found[where] = torch.as_tensor(part.get_priorities(rows))
 
-        self.change_rows(index, self.make_deadline(timeout_s), ask)
+        self._rows.change(index, self.make_deadline(timeout_s), ask)
         return self._show(found)
 
     def batches(

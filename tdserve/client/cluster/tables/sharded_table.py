@@ -261,7 +261,7 @@ class ShardedTable(ShardedStore):
             def change(part: Any, rows: Any, where: torch.Tensor) -> None:
                 part.set_at_(path, fitted.choose(where), rows)
 
-            self.change_rows(index, deadline, change, done="written")
+            self._rows.change(index, deadline, change, done="written")
 
         return self._cluster.later(write, deadline) if return_early else write()
 
@@ -287,7 +287,7 @@ class ShardedTable(ShardedStore):
             )
             written[where] = torch.as_tensor(found)
 
-        self.change_rows(index, deadline, change, done="written")
+        self._rows.change(index, deadline, change, done="written")
         return self._show(written)
 
     def delete(self, index: Any, *, generation: Any = None, timeout_s: float | None = None) -> int:
@@ -298,7 +298,7 @@ class ShardedTable(ShardedStore):
         def delete(part: Any, rows: Any, where: torch.Tensor) -> int:
             return int(part.delete(rows, generation=select_rows(generations, where, num_rows)))
 
-        return sum(self.change_rows(index, deadline, delete, done="deleted"))
+        return sum(self._rows.change(index, deadline, delete, done="deleted"))
 
     def clear(self, *, reset_counts: bool = False, timeout_s: float | None = None) -> int:
         """Deletes all rows; returns how many there were. See ``TableHandle.clear``."""
@@ -356,29 +356,6 @@ class ShardedTable(ShardedStore):
         return self.ask_each(range(self.num_shards), call, deadline=deadline, explain_done=explain_done)
 
     # ------------------------------------------------------------ rows by number
-
-    def change_rows(
-        self,
-        index: Any,
-        deadline: Deadline,
-        change: Callable[[Any, Any, torch.Tensor], _Result],
-        *,
-        done: str = "",
-    ) -> list[_Result]:
-        """Changes rows at all their shards at the same time.
-
-        Args:
-            index: A sampled batch, or row numbers.
-            deadline: Of the call; parts end by it without a timeout of their own.
-            change: Gets a part, the rows there (a batch with index and generation if there are generations), and their
-                positions among all.
-            done: What then has happened to the rows, such as "deleted", for errors; "" if nothing was changed.
-
-        Raises:
-            InvalidRequestError: A batch has neither one generation for each row nor one for all. Nothing was changed.
-            TransportError: A shard does not answer. The rows of the others were changed.
-        """
-        return self._rows.change(index, deadline, change, done=done)
 
     def explain_done(self, done: str, num_rows: Mapping[int, int], shards: Collection[int]) -> str:
         """Returns what has happened to the rows of some shards while others did not answer, and what to do.
