@@ -27,6 +27,9 @@ SLOTS = 8
 MAX_SENT = 64
 """Sends that are kept after their end: to learn whether one has ended, a thread has to wait for it."""
 
+REAP_TIMEOUT_S = 30.0
+"""Time for the other end to receive messages that were sent long ago; a thread of it does nothing else."""
+
 ENDLESS_S = 30.0 * 24 * 3600
 """Timeout of a wait that only the close of the channel ends. gloo counts in nanoseconds from now, which must not
 overflow."""

@@ -21,7 +21,7 @@ import torch
 
 from tdserve.base.errors import DeadlineExceededError, LocalProtocolError, PeerLostError, TDServeError
 from tdserve.transport.channel import Channel, PerMessage, Work
-from tdserve.transport.message_channel import MessageChannel
+from tdserve.transport.message_channel import REAP_TIMEOUT_S, MessageChannel
 from tdserve.transport.tag_queues import TagQueues
 
 LARGE_BYTES = 256 * 1024
@@ -32,9 +32,6 @@ PIECE_BYTES = 4 * 1024 * 1024
 
 PIECES_UNDER_WAY = 3
 """Pieces under way: while one is on the wire, the next is copied to staging memory, and the previous one from it."""
-
-REAP_TIMEOUT_S = 30.0
-"""Time for the other end to take mail; its thread does nothing else."""
 
 JOIN_TIMEOUT_S = 2.0
 """Time for the mover, which sees a closed wire at once unless it hangs in the driver."""

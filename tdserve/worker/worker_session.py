@@ -21,7 +21,7 @@ from tdserve.rules.access.grants import NO_LIMITS, Grant, Limits
 from tdserve.rules.access.roles import Role
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import WORKER_RANK
-from tdserve.transport.message_channel import MAX_SENT, MessageChannel
+from tdserve.transport.message_channel import MAX_SENT, REAP_TIMEOUT_S, MessageChannel
 from tdserve.transport.proving import make_session_credential
 from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.session_channels import ChannelEnd, open_channel
@@ -30,9 +30,6 @@ from tdserve.worker.descriptors import check_room
 from tdserve.worker.lane import Lane, Perform, WorkerContext
 from tdserve.worker.session_writes import Handled, SessionWrites
 from tdserve.worker.spans import describe_mail
-
-REAP_TIMEOUT_S = 30.0
-"""Time for a client to take answers that were sent long ago."""
 
 
 class Mailbox:

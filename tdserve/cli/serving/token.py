@@ -18,7 +18,7 @@ from tdserve.rules.access.grants import Grant
 from tdserve.rules.access.roles import ROLES
 from tdserve.rules.access.token_entries import SALT_BYTES, check_name, encode_hash, read_entries
 
-SECRET_BYTES = 32
+TOKEN_BYTES = 32
 
 
 @click.group()
@@ -49,7 +49,7 @@ def new(
     With --file the entry is added there, which a running server notices within a second, and the token is all that is
     printed. Otherwise the entry follows.
     """
-    made = f"{check_name(name)}.{secrets.token_urlsafe(SECRET_BYTES)}"
+    made = f"{check_name(name)}.{secrets.token_urlsafe(TOKEN_BYTES)}"
     given = {limit: value for limit, value in limits.items() if value is not None}
     entry: dict[str, Any] = {"name": name, "role": role, "stores": list(stores) or ["*"]}
     entry |= {"expires": expires} if expires else {}

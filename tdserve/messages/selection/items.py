@@ -16,15 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tdserve.base.errors import RemoteProtocolError
+from tdserve.structure.trees.nodes import MAX_DIMS
 from tdserve.v1 import content_pb2
 
 Positions = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Item = int | slice | Positions | Mask | EllipsisType | None
 """A ``bool`` is kept as a mask without dimensions, a range or list as positions or mask."""
-
-MAX_DIMS = 64
-"""The number of dimensions that NumPy supports; a message with more is not a valid index."""
 
 FULL = slice(None)
 

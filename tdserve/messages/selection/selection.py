@@ -23,7 +23,6 @@ from tdserve.messages.row_numbers import PIECE_ROWS, sort_unique
 from tdserve.messages.row_sets import RowSet
 from tdserve.messages.selection.items import (
     FULL,
-    MAX_DIMS,
     Item,
     Mask,
     Positions,
@@ -37,6 +36,7 @@ from tdserve.messages.selection.items import (
     is_same,
     parse_item,
 )
+from tdserve.structure.trees.nodes import MAX_DIMS
 from tdserve.v1 import content_pb2
 
 _NO_ROWS: Positions = np.empty(0, np.int64)

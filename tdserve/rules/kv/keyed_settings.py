@@ -6,11 +6,11 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from tdserve.base.errors import InvalidRequestError
-from tdserve.base.ids import check_text
 from tdserve.base.integers import check_integer
+from tdserve.rules.settings_text import read_settings
 from tdserve.structure.trees.nodes import Node
 from tdserve.structure.trees.tree import Spec
 
@@ -18,8 +18,6 @@ Eviction = Literal["none", "lru"]
 
 Like = Literal["any", "tensordict", "tensor"]
 """What an entry is: anything, or one tensordict or tensor of the store's structure."""
-
-MAX_SETTINGS_BYTES = 1 << 16
 
 MAX_TTL_S = 10.0 * 365 * 24 * 3600
 """Ten years: milliseconds since the epoch then still fit into an integer."""
@@ -89,15 +87,7 @@ class KeyedSettings:
         Raises:
             InvalidRequestError: The text is not such JSON, or a value is invalid.
         """
-        check_text("settings", text, max_bytes=MAX_SETTINGS_BYTES)
-        try:
-            values: Any = json.loads(text) if text else {}
-        except (ValueError, RecursionError) as fault:
-            raise InvalidRequestError(argument="settings", reason=f"{text[:80]!r} is not JSON") from fault
-        known = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(values, dict) or not values.keys() <= known:
-            raise InvalidRequestError(argument="settings", reason=f"{text[:80]!r} has other parts than {sorted(known)}")
-        return cls(**values)
+        return cls(**read_settings(text, {field.name for field in dataclasses.fields(cls)}))
 
 
 @lru_cache(maxsize=1024)

@@ -20,9 +20,7 @@ from tdserve.rules.replay.samplers.prioritized import Prioritized
 from tdserve.rules.replay.samplers.sampler import Sampler, Uniform
 from tdserve.rules.replay.samplers.slices import Slices
 from tdserve.rules.replay.samplers.without_replacement import WithoutReplacement
-
-MAX_SETTINGS_BYTES = 1 << 16
-"""Longest text: it is in the catalog, and in every description of the table."""
+from tdserve.rules.settings_text import read_settings
 
 RULES: dict[str, dict[str, type[Any]]] = {
     "sampler": {
@@ -233,14 +231,7 @@ class Settings:
             NotSupportedError: A sampler, remover or limiter is of an unknown kind.
             InvalidRequestError: The text is not such JSON, or a value is invalid.
         """
-        check_text("settings", text, max_bytes=MAX_SETTINGS_BYTES)
-        try:
-            values = json.loads(text) if text else {}
-        except (ValueError, RecursionError) as fault:
-            raise InvalidRequestError(argument="settings", reason=f"{text[:80]!r} is not JSON") from fault
-        known = RULES.keys() | _get_defaults(cls).keys()
-        if not isinstance(values, dict) or not values.keys() <= known:
-            raise InvalidRequestError(argument="settings", reason=f"{text[:80]!r} has other parts than {sorted(known)}")
+        values = read_settings(text, RULES.keys() | _get_defaults(cls).keys())
         parts = {name: _from_part(name, value) if name in RULES else value for name, value in values.items()}
         return cls(**{"limiter": MinSize(min_size), **parts})
 

@@ -11,14 +11,11 @@ from tdserve.base.ids import check_store_name, check_text, make_secret
 from tdserve.rules.group_rule import Ask, Epoch, GroupRule, check_backend
 from tdserve.server.execution import inline_tasks
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.sessions.session_limits import is_short
+from tdserve.server.sessions.session_limits import MAX_REASON, is_short
 from tdserve.v1 import control_pb2
 
 MAX_GROUPS = 10_000
 """Most groups of one server; each takes some kilobytes while it has a member."""
-
-MAX_REASON = 500
-"""Most characters of a member's reason for giving up, which is sent to the others."""
 
 _Formed = asyncio.Future["control_pb2.GroupFormed"]
 

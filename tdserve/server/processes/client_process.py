@@ -17,10 +17,7 @@ from typing import Any
 
 from tdserve.base.machine import count_oom_kills
 from tdserve.server.processes.exit_reasons import explain_exit
-from tdserve.server.processes.workers import MAX_RESTART_BACKOFF_S, RESTART_BACKOFF_S, compute_backoff_s
-
-EXIT_GRACE_S = 2.0
-"""Time in which the process can exit by itself once its input ends."""
+from tdserve.server.processes.workers import EXIT_GRACE_S, MAX_RESTART_BACKOFF_S, RESTART_BACKOFF_S, compute_backoff_s
 
 _log = logging.getLogger("tdserve.server")
 

@@ -34,7 +34,7 @@ HEALTHY_AFTER_S = 10.0
 """Lifetime after which a worker is restarted with the shortest delay; one that dies at once must not burn a core."""
 
 EXIT_GRACE_S = 2.0
-"""Time in which a worker can exit by itself once its socket is closed."""
+"""Time in which a process of the server can exit by itself once its socket or its input is closed."""
 
 DROP_TIMEOUT_S = 2.0
 """Limit for workers' reports that they have dropped a store; they take milliseconds, however many transfers are under

@@ -39,6 +39,7 @@ from tdserve.server.sessions.admission import check_room
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import Invitation
 from tdserve.server.sessions.mover import Mover
+from tdserve.server.sessions.session_limits import MAX_REASON
 from tdserve.store.roots.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
 
@@ -51,9 +52,6 @@ other."""
 
 END_GRACE_S = 5.0
 """Time for a worker to report the end of a transfer, after the transfer timeout that ends it at the latest."""
-
-MAX_REASON = 500
-"""Most characters of a client's reason that are kept."""
 
 FIRST_NUMBER_BITS = 40
 """Random bits of a run's first session number. With a thousand sessions per run, a number recurs once in a thousand

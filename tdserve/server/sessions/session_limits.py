@@ -22,6 +22,9 @@ MAX_UNSENT_BYTES = 16 << 20
 MAX_REFUSING = 8_000
 """Most refusals on their way to one client."""
 
+MAX_REASON = 500
+"""Most characters of a client's reason, for one port or for giving a group up, that are kept and sent on."""
+
 MESSAGE_BYTES = 1024
 """Memory of a small message that waits to be sent, with its task."""
 

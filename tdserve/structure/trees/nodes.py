@@ -26,7 +26,7 @@ MAX_NBYTES = 2**62
 """Bytes of a leaf or of a whole structure: offsets and sums stay far inside int64."""
 
 MAX_DIMS = 64
-"""Dimensions of a leaf; torch's own kernels end there too."""
+"""Most dimensions of a leaf, and items of an index; torch's own kernels and NumPy end there too."""
 
 
 class TensorKind(str, Enum):

@@ -13,14 +13,11 @@ from tdserve.rules.channel_transports import BASE_TRANSPORT
 from tdserve.transport.channel import Channel
 from tdserve.transport.channel_forming import Forming
 from tdserve.transport.gloo import CLIENT_RANK
-from tdserve.transport.message_channel import MAX_SENT, MessageChannel
+from tdserve.transport.message_channel import MAX_SENT, REAP_TIMEOUT_S, MessageChannel
 from tdserve.transport.proving import ChannelCredential
 from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.session_channels import ChannelEnd, open_channel
 from tdserve.v1 import control_pb2
-
-REAP_TIMEOUT_S = 30.0
-"""Time for the server to receive small messages that were sent long ago."""
 
 MAX_UNRECEIVED = 4096
 """Messages that a server may leave unreceived, 16 MiB, before senders wait for it: one that hangs must not hold
