@@ -16,7 +16,7 @@ from tdserve.client.datasets.dataset import iter_rows
 from tdserve.client.handles.coerce import Manner
 from tdserve.client.handles.key_paths import NO_DEFAULT, check_path, to_path
 from tdserve.client.handles.live_stores import with_live_leaves
-from tdserve.client.handles.local_values import keep_keys, read_remote, to_local
+from tdserve.client.handles.local_values import read_remote, to_local
 from tdserve.client.handles.schema_calls import AlterableHandle
 from tdserve.client.handles.schema_changes import find_unknown
 from tdserve.client.handles.skeletons import Skeleton, get_skeleton
@@ -256,58 +256,17 @@ class StoreHandle(AlterableHandle):
 
         return write
 
-    def update_(
-        self,
-        values: Any,
-        clone: bool = False,
-        *,
-        non_blocking: bool = False,
-        keys_to_update: Sequence[str | Path] | None = None,
-        timeout_s: float | None = None,
-    ) -> StoreHandle:
-        """Replaces all leaves that ``values`` has, in one write.
-
-        Args:
-            values: Tensordict, tensorclass instance, dict, or another store.
-            clone, non_blocking: Accepted as in tensordict; what is written is a copy in any case.
-            keys_to_update: Only these, if ``values`` has them.
-
-        Raises:
-            KeyNotFoundError: The store lacks one of them; ``update`` adds keys. Nothing was written.
-        """
-        deadline = self._store.make_deadline(timeout_s)
-        return self._update(keep_keys(values, keys_to_update, deadline), deadline)
-
-    def _update(self, values: Any, deadline: Deadline) -> StoreHandle:
+    def _update(self, values: Any, deadline: Deadline) -> None:
         try:
             self._store.write_rows(..., values, manner=Manner.COPY, deadline=deadline)
-            return self
         except SpecMismatchError as error:
             unknown = find_unknown(self.spec, values)
             if unknown is None:
                 raise
             raise KeyNotFoundError(store=self.name, key=show(unknown)) from error
 
-    def update_at_(
-        self,
-        values: Any,
-        index: Any,
-        clone: bool = False,
-        *,
-        non_blocking: bool = False,
-        keys_to_update: Sequence[str | Path] | None = None,
-        timeout_s: float | None = None,
-    ) -> StoreHandle:
-        """Writes rows of all leaves that ``values`` has, in one write, as ``store[index] = values`` does.
-
-        Arguments as in ``update_``.
-        """
-        deadline = self._store.make_deadline(timeout_s)
-        return self._update_at(keep_keys(values, keys_to_update, deadline), index, deadline)
-
-    def _update_at(self, values: Any, index: Any, deadline: Deadline) -> StoreHandle:
+    def _update_at(self, values: Any, index: Any, deadline: Deadline) -> None:
         self._store.write_rows(index, values, deadline=deadline)
-        return self
 
     def to_tensordict(
         self,

@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
-from tensordict import NonTensorData, TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import KeyNotFoundError, NotSupportedError, SpecMismatchError, UnsupportedAttributeError
+from tdserve.base.errors import KeyNotFoundError, NotSupportedError, UnsupportedAttributeError
 from tdserve.client.content.outer_modes import leave_modes_in_calls
-from tdserve.client.content.ragged_values import describe_value
-from tdserve.client.handles.coerce import is_number
 from tdserve.client.handles.key_list import KeyList
-from tdserve.client.handles.key_paths import NO_DEFAULT, check_path
+from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.handles.local_values import to_local
 from tdserve.client.handles.operators import on_copy, on_copy_of_one, on_copy_written_back, refuse_truth
 from tdserve.client.handles.tensordict_names import (
@@ -29,13 +27,14 @@ from tdserve.client.handles.tensordict_names import (
     make_unassignable,
     wants_inplace,
 )
-from tdserve.client.handles.view_calls import ViewCalls, is_view_call, rename_argument
+from tdserve.client.handles.view_calls import is_view_call, rename_argument
+from tdserve.client.handles.write_calls import WriteCalls
 from tdserve.structure.tensordicts.instances import find_fields
-from tdserve.structure.trees.tree import Path, ValueLeaf, show
+from tdserve.structure.trees.tree import Path
 
 
 @leave_modes_in_calls
-class TensorDictCalls(ViewCalls):
+class TensorDictCalls(WriteCalls):
     """The methods of a tensordict, for rows on a server. Three rules cover them.
 
     - Calls that select or rearrange (``select``, ``view``, ``split``, ...) return views. Nothing is fetched until a
@@ -69,40 +68,6 @@ class TensorDictCalls(ViewCalls):
 
     def get_at(self, key: str | Path, index: Any, default: Any = NO_DEFAULT, *, timeout_s: float | None = None) -> Any:
         """Reads rows of a leaf or nested part."""
-        raise NotImplementedError
-
-    def set_at_(
-        self,
-        key: str | Path,
-        value: Any,
-        index: Any,
-        *,
-        timeout_s: float | None = None,
-        return_early: bool = False,
-    ) -> Any:
-        """Writes rows of a leaf or nested part; a tensor is broadcast as by ``leaf[index] = value``.
-
-        Args:
-            return_early: True returns a future at once. ``value`` and ``index`` must not change before it is done.
-                Several writes under way at once may finish in any order.
-
-        Returns:
-            This handle or view, or a future of it.
-        """
-        path, deadline = check_path(key), self._store.make_deadline(timeout_s)
-        write = self._prepare_write_of_rows(path, value, index, deadline)
-        return self._store.perform_write(write, deadline, return_early)
-
-    def _prepare_write_of_rows(self, path: Path, value: Any, index: Any, deadline: Deadline) -> Callable[[], Any]:
-        """Prepares the write of ``set_at_``, and checks at once what can be checked without the server."""
-        raise NotImplementedError
-
-    def update_at_(self, values: Any, index: Any, *, timeout_s: float | None = None) -> Any:
-        """Writes rows of the leaves that ``values`` has."""
-        raise NotImplementedError
-
-    def update_(self, values: Any, *, timeout_s: float | None = None) -> Any:
-        """Replaces the leaves that ``values`` has."""
         raise NotImplementedError
 
     def set(self, key: str | Path, value: Any) -> Any:
@@ -268,48 +233,12 @@ class TensorDictCalls(ViewCalls):
             return self._rewrite("zero_", timeout_s=timeout_s)
         return self.update_at_(0, ..., timeout_s=timeout_s)
 
-    def fill_(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Any:
-        """Fills a leaf or a nested part with one number, with one write."""
-        self._check_number(value, key)
-        path, deadline = check_path(key), self._store.make_deadline(timeout_s)
-        entry = self._store.retry(lambda: self.spec.find(path, store=self.name), deadline)
-        if isinstance(entry, ValueLeaf) and entry.ragged is None:  # a value leaf takes no number
-            return self
-        return self._prepare_write_of_rows(path, value, ..., deadline)()
-
-    def set_non_tensor(self, key: str | Path, value: Any, *, timeout_s: float | None = None) -> Any:
-        """Sets one value for all rows of a non-tensor leaf, with one write."""
-        wrapped = NonTensorData(value, batch_size=self._get_skeleton().td.batch_size)
-        return self.set_at_(key, wrapped, ..., timeout_s=timeout_s)
-
-    def copy_(self, tensordict: Any, non_blocking: bool = False, *, timeout_s: float | None = None) -> Any:
-        """Does the same as ``update_``."""
-        return self.update_(tensordict, timeout_s=timeout_s)
-
-    def copy_at_(
-        self,
-        tensordict: Any,
-        idx: Any,
-        non_blocking: bool = False,
-        *,
-        fast: bool = True,
-        timeout_s: float | None = None,
-    ) -> Any:
-        """Does the same as ``update_at_``."""
-        deadline = self._store.make_deadline(timeout_s)
-        return self._update_at(to_local(tensordict, deadline), idx, deadline)
-
     def masked_fill_(self, mask: torch.Tensor, value: Any, *, timeout_s: float | None = None) -> Any:
         """Fills the rows where a mask is true with a number, in every tensor, with one write."""
         self._check_number(value, "")
         if self.spec.has_ragged:
             return self._rewrite("masked_fill_", mask, value, timeout_s=timeout_s)
         return self.update_at_(value, mask, timeout_s=timeout_s)
-
-    def _check_number(self, value: Any, key: str | Path) -> None:
-        if not is_number(value):
-            path = show(check_path(key)) if key else ""
-            raise SpecMismatchError(store=self.name, key=path, expected="a number", actual=describe_value(value))
 
     def refine_names(self, *names: Any) -> Any:
         """Returns itself if the batch dimensions have these names. Names are given when a store is created.

@@ -16,7 +16,7 @@ from tdserve.client.content.padding import Pad, pad_built
 from tdserve.client.datasets.dataset import iter_rows
 from tdserve.client.handles.coerce import Manner, broadcast, is_none, is_unset_field
 from tdserve.client.handles.key_paths import NO_DEFAULT, check_path, to_path
-from tdserve.client.handles.local_values import keep_keys, to_local
+from tdserve.client.handles.local_values import to_local
 from tdserve.client.handles.overwriting import check_whole_rows
 from tdserve.client.handles.skeletons import Skeleton, get_skeleton
 from tdserve.client.handles.store_client import StoreClient
@@ -211,38 +211,11 @@ class StoreView(TensorDictCalls):
         self.spec.find(path, store=self.name)
         return self._write({path: to_local(value, deadline)}, ..., manner, deadline)
 
-    def update_(
-        self,
-        values: Any,
-        clone: bool = False,
-        *,
-        non_blocking: bool = False,
-        keys_to_update: Sequence[str | Path] | None = None,
-        timeout_s: float | None = None,
-    ) -> StoreView:
-        """Replaces all leaves that ``values`` has, in one write."""
-        deadline = self._store.make_deadline(timeout_s)
-        return self._update(keep_keys(values, keys_to_update, deadline), deadline)
+    def _update(self, values: Any, deadline: Deadline) -> None:
+        self._write(values, ..., Manner.COPY, deadline)
 
-    def _update(self, values: Any, deadline: Deadline) -> StoreView:
-        return self._write(values, ..., Manner.COPY, deadline)
-
-    def update_at_(
-        self,
-        values: Any,
-        index: Any,
-        clone: bool = False,
-        *,
-        non_blocking: bool = False,
-        keys_to_update: Sequence[str | Path] | None = None,
-        timeout_s: float | None = None,
-    ) -> StoreView:
-        """Writes rows of all leaves that ``values`` has, in one write."""
-        deadline = self._store.make_deadline(timeout_s)
-        return self._update_at(keep_keys(values, keys_to_update, deadline), index, deadline)
-
-    def _update_at(self, values: Any, index: Any, deadline: Deadline) -> StoreView:
-        return self._write(values, index, Manner.ROWS, deadline)
+    def _update_at(self, values: Any, index: Any, deadline: Deadline) -> None:
+        self._write(values, index, Manner.ROWS, deadline)
 
     # ------------------------------------------------------------------------------- narrowing
 

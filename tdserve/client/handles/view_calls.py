@@ -63,11 +63,11 @@ class ViewCalls:
         """Reads rows of an entry, as ``get_at`` does, into tensors and tensordicts."""
         raise NotImplementedError
 
-    def _update_at(self, values: Any, index: Any, deadline: Deadline) -> Any:
+    def _update_at(self, values: Any, index: Any, deadline: Deadline) -> None:
         """Writes rows, as ``update_at_`` does; the values are local."""
         raise NotImplementedError
 
-    def _update(self, values: Any, deadline: Deadline) -> Any:
+    def _update(self, values: Any, deadline: Deadline) -> None:
         """Replaces leaves, as ``update_`` does; the values are local."""
         raise NotImplementedError
 
