@@ -29,7 +29,7 @@ from tdserve.server.processes.workers import DataWorker
 from tdserve.server.recovery.reserved import ReservedRows
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
-from tdserve.server.sessions.mover import RowsToFill, StoreToFill, VersionToSend
+from tdserve.server.sessions.mover import RowsToFill, RowsToSend, StoreToFill, VersionToSend
 from tdserve.server.tables.numbers import encode_apart, encode_plan
 from tdserve.server.weights.version_files import make_path, make_unfinished_path
 from tdserve.server.weights.version_sender import make_accepted
@@ -113,26 +113,19 @@ class PermitMover(SessionMover):
             super().give_up_rows(request, rows)
             self._stores.db.delete("pending", self._record(rows).key)
 
-    async def get_rows(
-        self,
-        request: int,
-        store: OpenedStore,
-        plan: RowsPlan,
-        accepted: control_pb2.Accepted | None,
-        *,
-        keys: Sequence[content_pb2.Path] = (),
-    ) -> control_pb2.Done | None:
+    async def get_rows(self, request: int, rows: RowsToSend) -> control_pb2.Done | None:
         """Sends the client the rows to copy.
 
         Raises:
             RemoteProtocolError: The client waits for messages instead.
         """
+        store, plan, accepted = rows.store, rows.plan, rows.accepted
         if accepted is None:
             raise RemoteProtocolError(expected="a sample that the client copies", received="one that comes in messages")
         is_kept = not len(plan.spent)
         values = b""
         if self._client.lacks_values and store.spec.values:
-            paths = [path for path, _ in select_keys(store.spec, decode_paths(keys), store=store.name).values]
+            paths = [path for path, _ in select_keys(store.spec, decode_paths(rows.keys), store=store.name).values]
             values = await self._read_values(store, paths, await _spread_in_pieces(store, plan.rows))
         rest = [await encode_apart(plan, partial(_make_answer if is_kept else _make_permit, values=values))]
         accepted.uid, accepted.structure = store.record.uid, store.record.structure

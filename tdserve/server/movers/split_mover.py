@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tdserve.rules.channel_transports import LOCAL_TRANSPORT
-from tdserve.rules.replay.plans import RowsPlan
 from tdserve.rules.weights import UnfinishedVersion
 from tdserve.server.movers.mover_context import MoverContext
 from tdserve.server.movers.permit_mover import PermitMover
@@ -15,10 +14,10 @@ from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.processes.claim_holder import ClaimHolder
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
-from tdserve.server.sessions.mover import Mover, RowsToFill, StoreToFill, VersionToSend
+from tdserve.server.sessions.mover import Mover, RowsToFill, RowsToSend, StoreToFill, VersionToSend
 from tdserve.store.database.catalog_db import Transaction
 from tdserve.structure.trees.tree import Path, Spec
-from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+from tdserve.v1 import control_pb2, worker_pb2
 
 
 def make_local_mover(context: MoverContext, session: ClientSession, client: LocalClient) -> Mover:
@@ -86,16 +85,8 @@ class SplitMover(SessionMover):
         await self._await_worker()
         await self._writes.put_version(request, store, publishing, spec, content)
 
-    async def get_rows(
-        self,
-        request: int,
-        store: OpenedStore,
-        plan: RowsPlan,
-        accepted: control_pb2.Accepted | None,
-        *,
-        keys: Sequence[content_pb2.Path] = (),
-    ) -> control_pb2.Done | None:
-        return await self._reads.get_rows(request, store, plan, accepted, keys=keys)
+    async def get_rows(self, request: int, rows: RowsToSend) -> control_pb2.Done | None:
+        return await self._reads.get_rows(request, rows)
 
     async def get_selection(
         self, request: int, store: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted

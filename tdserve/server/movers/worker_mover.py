@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tdserve.messages.content import decode_paths, make_rows_layout, select_keys
 from tdserve.rules.replay.plans import RowsPlan
@@ -16,7 +16,7 @@ from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.open_store.staging_names import make_values_path
 from tdserve.server.processes.claim_holder import ClaimHolder
 from tdserve.server.sessions.client_session import ClientSession
-from tdserve.server.sessions.mover import RowsToFill, StoreToFill, VersionToSend
+from tdserve.server.sessions.mover import RowsToFill, RowsToSend, StoreToFill, VersionToSend
 from tdserve.server.tables.numbers import encode_apart, encode_plan
 from tdserve.server.weights.version_files import make_path, make_unfinished_path, release_version
 from tdserve.server.weights.version_sender import make_version_ref
@@ -107,17 +107,9 @@ class WorkerMover(SessionMover):
             body.content.inline = content.inline
         return order
 
-    async def get_rows(
-        self,
-        request: int,
-        store: OpenedStore,
-        plan: RowsPlan,
-        accepted: control_pb2.Accepted | None,
-        *,
-        keys: Sequence[content_pb2.Path] = (),
-    ) -> control_pb2.Done | None:
+    async def get_rows(self, request: int, rows: RowsToSend) -> control_pb2.Done | None:
         """Sends the rows inline in the answer if that is allowed and they are small, else over the channel."""
-        session = self._session
+        session, store, plan, accepted = self._session, rows.store, rows.plan, rows.accepted
         rest = [await encode_apart(plan, _make_order)]
         try:
             order = session.make_order(request)
@@ -125,7 +117,7 @@ class WorkerMover(SessionMover):
             body.store.CopyFrom(store.make_ref(session.worker.known_specs))
             if not rest[0]:
                 _name_rows(body, plan)
-            body.keys.extend(keys)
+            body.keys.extend(rows.keys)
             body.sends_values = session.hello.takes_values
             if accepted is None:
                 order.is_accepted = True
@@ -133,7 +125,7 @@ class WorkerMover(SessionMover):
                 worked = await session.worker.submit(order, rest=rest[0])
                 self._traffic.count_sent(self.transport, worked.nbytes_moved)
                 return None
-            spec = select_keys(store.spec, decode_paths(keys), store=store.name)
+            spec = select_keys(store.spec, decode_paths(rows.keys), store=store.name)
             layout = make_rows_layout(spec, len(plan.rows), tuple(plan.columns))
             body.inline = sum(layout.message_nbytes) <= session.compute_inline_limit(request)
             order.is_accepted = not body.inline and not spec.values

@@ -55,6 +55,24 @@ class RowsToFill:
 
 
 @dataclass(frozen=True)
+class RowsToSend:
+    """Rows of a table to be sent to a client.
+
+    Attributes:
+        store: The table.
+        plan: The rows.
+        accepted: The answer, complete but for what is determined when the rows are sent; None if the client waits for
+            the content and no answer.
+        keys: The leaves or nodes to send; empty: all.
+    """
+
+    store: OpenedStore
+    plan: RowsPlan
+    accepted: control_pb2.Accepted | None
+    keys: Sequence[content_pb2.Path] = ()
+
+
+@dataclass(frozen=True)
 class VersionToSend:
     """A version of weights to be sent to a client.
 
@@ -134,21 +152,8 @@ class Mover(ABC):
         rows.store.waiters.wake()
 
     @abstractmethod
-    async def get_rows(
-        self,
-        request: int,
-        store: OpenedStore,
-        plan: RowsPlan,
-        accepted: control_pb2.Accepted | None,
-        *,
-        keys: Sequence[content_pb2.Path] = (),
-    ) -> control_pb2.Done | None:
+    async def get_rows(self, request: int, rows: RowsToSend) -> control_pb2.Done | None:
         """Sends rows of a table to the client.
-
-        Args:
-            accepted: The answer, complete but for what is determined when the rows are sent; None if the client waits
-                for the content and no answer.
-            keys: The leaves or nodes to send; by default all.
 
         Returns:
             The answer; None when the client has it already, and the content follows over the channel.
@@ -180,7 +185,7 @@ class Mover(ABC):
     async def get_selection(
         self, request: int, store: OpenedStore, asked: control_pb2.ReadRequest, accepted: control_pb2.Accepted
     ) -> control_pb2.Done | None:
-        """Sends a selection of a store to the client; arguments and result are those of ``get_rows``."""
+        """Sends a selection of a store to the client; the result is that of ``get_rows``."""
 
     @abstractmethod
     async def get_entries(

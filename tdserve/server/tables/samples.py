@@ -30,6 +30,7 @@ from tdserve.server.open_store.counts import make_counts
 from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.open_store.specs import get_message
 from tdserve.server.sessions.client_session import ClientSession
+from tdserve.server.sessions.mover import RowsToSend
 from tdserve.server.sessions.session_ends import check_open
 from tdserve.server.tables.discarding import Discarding
 from tdserve.server.tables.lease_timer import LeaseTimer, check_lease_s
@@ -263,7 +264,7 @@ class Samples:
         accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=row_spec.fingerprint)
         if includes_spec:
             accepted.spec.CopyFrom(get_message(row_spec))
-        return await session.mover.get_rows(request, store, plan, accepted, keys=keys)
+        return await session.mover.get_rows(request, RowsToSend(store, plan, accepted, keys))
 
     async def _parse_conditions(
         self, session: ClientSession, store: OpenedStore, asked: control_pb2.SampleRequest
@@ -298,7 +299,7 @@ class Samples:
         async def send() -> control_pb2.Done | None:
             if store.spec.values or not _is_expected(store, plan, expected):
                 raise store.make_older_store_error()
-            return await session.mover.get_rows(call.request, store, plan, None)
+            return await session.mover.get_rows(call.request, RowsToSend(store, plan, None))
 
         return await self._send_drawn(call, drawn, send)
 
