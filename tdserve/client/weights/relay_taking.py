@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -43,6 +44,35 @@ class LinkFailedError(Exception):
         self.failed = control_pb2.FailedLink(link=link, was_connected=was_connected)
 
 
+@dataclass(frozen=True)
+class Receiving:
+    """What is received, and where it goes.
+
+    Attributes:
+        layout, spec: Layout and structure of what is sent.
+        pool: Pool of the buffers.
+        timeout_s: For all of it.
+        into: The caller's tensors; None: new ones.
+    """
+
+    layout: Layout
+    spec: Spec
+    pool: BufferPool
+    timeout_s: float
+    into: Leaves | None
+
+    def copy(self, buffer: torch.Tensor) -> Received:
+        """Copies content for the caller, whose changes do not affect what is passed on."""
+        if self.into is None:
+            copy = self.pool.take(self.layout.nbytes)
+            copy_bytes(copy, buffer)
+            return Received(self.layout, make_views(self.layout, copy))
+        for slot, target in zip(self.layout.slots, self.into.contents or (), strict=False):
+            np.copyto(target, buffer.numpy()[slot.offset : slot.offset + slot.nbytes])
+        rest = make_views(self.layout, buffer)[self.layout.num_leaves :]
+        return Received(self.layout, [*self.into.tensors, *rest])
+
+
 def receive_linked(
     client: SessionClient,
     session: Session,
@@ -61,6 +91,7 @@ def receive_linked(
         LinkFailedError: As raised by ``take_relayed``.
         PeerLostError, DeadlineExceededError: As raised by ``receive_kept``.
     """
+    receiving = Receiving(layout, spec, client.pool, timeout_s, into)
     if accepted.is_relayed:
 
         def verify(asked: control_pb2.TakenRequest) -> None:
@@ -71,91 +102,57 @@ def receive_linked(
             finally:
                 session.end_request(number)
 
-        return take_relayed(
-            session.relays,
-            accepted,
-            verify,
-            layout=layout,
-            spec=spec,
-            pool=client.pool,
-            timeout_s=timeout_s,
-            into=into,
-        )
-    return receive_kept(
-        session.relays,
-        accepted.link,
-        session.get_channel(session.find_channel(pending, accepted), timeout_s),
-        make_tag(request),
-        layout=layout,
-        spec=spec,
-        pool=client.pool,
-        timeout_s=timeout_s,
-        into=into,
-    )
+        return take_relayed(session.relays, accepted, verify, receiving)
+    channel = session.get_channel(session.find_channel(pending, accepted), timeout_s)
+    return receive_kept(session.relays, accepted.link, channel, make_tag(request), receiving)
 
 
-def receive_kept(
-    relays: SessionRelays,
-    link: int,
-    channel: Channel,
-    tag: int,
-    *,
-    layout: Layout,
-    spec: Spec,
-    pool: BufferPool,
-    timeout_s: float,
-    into: Leaves | None,
-) -> Received:
+def receive_kept(relays: SessionRelays, link: int, channel: Channel, tag: int, receiving: Receiving) -> Received:
     """Receives a version from the server's worker, and keeps it to pass it on.
 
     Args:
         link: Its number at control.
-        layout, spec: Layout and structure of what is sent.
-        channel, tag, pool, timeout_s, into: As in ``download.receive_content``.
+        channel, tag: As in ``download.receive_content``.
 
     Raises:
         PeerLostError, DeadlineExceededError: The channel is closed, nothing is kept; ``into`` is unchanged.
     """
+    layout, pool = receiving.layout, receiving.pool
     kept = relays.keep(link, layout, pool)
     try:
         sink = FlatBuffer(kept.buffer)
+        timeout_s = receiving.timeout_s
         recv_messages(channel, tag, layout.messages, sink, pool=pool, timeout_s=timeout_s, on_arrived=kept.add_arrived)
     except BaseException:
         relays.forget(link)
         raise
-    relays.report_checksums(link, kept, spec)
-    return _copy_content(layout, kept.buffer, pool, into)
+    relays.report_checksums(link, kept, receiving.spec)
+    return receiving.copy(kept.buffer)
 
 
 def take_relayed(
     relays: SessionRelays,
     accepted: control_pb2.Accepted,
     verify: Callable[[control_pb2.TakenRequest], None],
-    *,
-    layout: Layout,
-    spec: Spec,
-    pool: BufferPool,
-    timeout_s: float,
-    into: Leaves | None,
+    receiving: Receiving,
 ) -> Received:
     """Receives a version from another client; the caller sees it once the server has confirmed the checksums.
 
     Args:
         accepted: The server's message about it.
         verify: Has the server compare the checksums; raises the server's error.
-        layout, spec, pool, into: As in ``receive_kept``.
-        timeout_s: For all of it, however many messages arrive in between.
+        receiving: Its timeout is for all of it, however many messages arrive in between.
 
     Raises:
         LinkFailedError: It did not arrive, or is damaged. Nothing is kept; ``into`` is unchanged.
     """
-    number = accepted.link
-    end = time.monotonic() + timeout_s
+    number, layout, pool = accepted.link, receiving.layout, receiving.pool
+    end = time.monotonic() + receiving.timeout_s
     kept: KeptVersion | None = None
 
     def on_arrived(count: int) -> None:
         if time.monotonic() > end:
-            raise DeadlineExceededError(what="a version from another client", timeout_s=timeout_s)
+            raise DeadlineExceededError(what="a version from another client", timeout_s=receiving.timeout_s)
         if kept is not None:
             kept.add_arrived(count)
 
@@ -169,7 +166,7 @@ def take_relayed(
         buffer = pool.take(layout.nbytes) if kept is None else kept.buffer
         receive(channel, layout, buffer, on_arrived=on_arrived)
         relays.close_link(link)
-        verify(control_pb2.TakenRequest(link=number, checksums=compute_checksums(layout, buffer, spec)))
+        verify(control_pb2.TakenRequest(link=number, checksums=compute_checksums(layout, buffer, receiving.spec)))
         is_right = True
     except TDServeError as error:
         raise LinkFailedError(number, was_connected=was_connected) from error
@@ -179,17 +176,6 @@ def take_relayed(
         if not is_right:
             relays.forget(number)
             relays.give_up(number)
-    if kept is None and into is None:
+    if kept is None and receiving.into is None:
         return Received(layout, make_views(layout, buffer))
-    return _copy_content(layout, buffer, pool, into)
-
-
-def _copy_content(layout: Layout, buffer: torch.Tensor, pool: BufferPool, into: Leaves | None) -> Received:
-    """Copies content for the caller, whose changes do not affect what is passed on."""
-    if into is None:
-        copy = pool.take(layout.nbytes)
-        copy_bytes(copy, buffer)
-        return Received(layout, make_views(layout, copy))
-    for slot, target in zip(layout.slots, into.contents or (), strict=False):
-        np.copyto(target, buffer.numpy()[slot.offset : slot.offset + slot.nbytes])
-    return Received(layout, [*into.tensors, *make_views(layout, buffer)[layout.num_leaves :]])
+    return receiving.copy(buffer)

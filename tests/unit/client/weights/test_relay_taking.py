@@ -11,7 +11,7 @@ from tdserve.client.content.leaves import Leaves, make_leaves
 from tdserve.client.content.received import Received
 from tdserve.client.relays import relay_link as links
 from tdserve.client.relays.kept_version import compute_checksums
-from tdserve.client.weights.relay_taking import LinkFailedError, receive_kept, take_relayed
+from tdserve.client.weights.relay_taking import LinkFailedError, Receiving, receive_kept, take_relayed
 from tdserve.structure.captures.capture import capture
 from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.sources_sinks import FlatBuffer
@@ -53,7 +53,7 @@ def take_version(
     """A client, the second one, gets a version over a link."""
     accepted = control_pb2.Accepted(link=link, link_secret=SECRET, is_relayed=True, keeps=keeps)
     relays = between.ends[client]
-    return take_relayed(relays, accepted, verify, layout=LAYOUT, spec=SPEC, pool=POOL, timeout_s=20.0, into=into)
+    return take_relayed(relays, accepted, verify, Receiving(LAYOUT, SPEC, POOL, 20.0, into))
 
 
 def check(received: Received) -> None:
@@ -123,9 +123,7 @@ def test_take_when_the_time_is_up_then_the_link_has_failed_though_it_still_comes
         between.introduce(4, kept=3)
         accepted = control_pb2.Accepted(link=4, is_relayed=True)
         with pytest.raises(LinkFailedError):
-            take_relayed(
-                between.ends[1], accepted, accept, layout=LAYOUT, spec=SPEC, pool=POOL, timeout_s=0.0, into=None
-            )
+            take_relayed(between.ends[1], accepted, accept, Receiving(LAYOUT, SPEC, POOL, 0.0, None))
 
 
 @pytest.mark.parametrize("is_filled", [True, False])
@@ -135,9 +133,7 @@ def test_receive_kept_when_the_server_sends_then_it_is_kept_and_control_learns_o
         works = start_send(server, 7, LAYOUT.messages, FlatBuffer(content()), POOL)
         td, into = out()
         given = into if is_filled else None
-        received = receive_kept(
-            between.ends[0], 3, channel, 7, layout=LAYOUT, spec=SPEC, pool=POOL, timeout_s=20.0, into=given
-        )
+        received = receive_kept(between.ends[0], 3, channel, 7, Receiving(LAYOUT, SPEC, POOL, 20.0, given))
         check(received)
         server.wait_all(works, 20.0)
         assert torch.equal(td["b"], TD["b"]) == is_filled
@@ -150,5 +146,5 @@ def test_receive_kept_when_it_breaks_off_then_nothing_is_kept() -> None:
     with office() as between:
         server.close()
         with pytest.raises(PeerLostError):
-            receive_kept(between.ends[0], 3, channel, 7, layout=LAYOUT, spec=SPEC, pool=POOL, timeout_s=20.0, into=None)
+            receive_kept(between.ends[0], 3, channel, 7, Receiving(LAYOUT, SPEC, POOL, 20.0, None))
         assert between.ends[0].num_kept == 0
