@@ -20,7 +20,7 @@ from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.kv.keyed_handle import KeyedHandle
 from tdserve.client.kv.new_store import create_keyed
 from tdserve.client.movers.partly_mapped_mover import make_mover
-from tdserve.client.moves.checkpoint_restore import OnRestore
+from tdserve.client.moves.checkpoint_restore import OnRestore, RestoreOptions
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
 from tdserve.client.moves.manifest import Checkpoint
 from tdserve.client.moves.server_checkpoints import CHECKPOINT_TIMEOUT_S, Place, checkpoint_server, restore_server
@@ -697,16 +697,8 @@ class Client(TensorDictClient):
             CorruptDataError: A part of it is missing or damaged; the error names the newest that is whole. Nothing
                 stays, as after any other error.
         """
-        deadline = Deadline.after(timeout_s)
-        return restore_server(
-            self,
-            place,
-            checkpoint=checkpoint,
-            names=names,
-            prefix=prefix,
-            deadline=deadline,
-            on_progress=on_progress,
-        )
+        options = RestoreOptions(checkpoint, names, prefix, Deadline.after(timeout_s), on_progress)
+        return restore_server(self, place, options)
 
     # ------------------------------------------------------------ figures
 

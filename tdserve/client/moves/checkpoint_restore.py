@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     ConnectError,
     DeadlineExceededError,
+    InvalidRequestError,
     StoreExistsError,
     StoreNotFoundError,
     TDServeError,
@@ -25,6 +26,7 @@ from tdserve.client.moves.move_steps import MAX_ATTEMPTS, UNDO_S, request_step
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import delete_store
 from tdserve.rules.catalog import StoreRecord
+from tdserve.rules.placement import find_whole
 from tdserve.rules.replay.settings import Settings
 from tdserve.store.roots.archive import Archive
 from tdserve.store.roots.moved_files import compute_zero_digest
@@ -82,22 +84,54 @@ MAX_LATE = 10
 OnRestore = Callable[[RestoreProgress], None]
 
 
+@dataclass(frozen=True)
+class RestoreOptions:
+    """Arguments of ``Client.restore``.
+
+    Attributes:
+        checkpoint: Id of the checkpoint; None: the newest.
+        names: Name, or names, of the stores; None: all.
+        prefix: Put in front of the name of each.
+        deadline: Of all of it.
+        on_progress: Called after each block.
+    """
+
+    checkpoint: str | None
+    names: Collection[str] | None
+    prefix: str
+    deadline: Deadline
+    on_progress: OnRestore
+
+    def list_names(self) -> list[str] | None:
+        """Returns the names of the stores; None: all.
+
+        Raises:
+            InvalidRequestError: One is the name of a part of a shared store, which would belong to nothing.
+        """
+        if self.names is None:
+            return None
+        names = [self.names] if isinstance(self.names, str) else [*self.names]
+        for name in names:
+            if (whole := find_whole(name)) is not None:
+                reason = f"{name!r} is a part of {whole!r}; give that name, and all its parts come back"
+                raise InvalidRequestError(argument="names", reason=reason)
+        return names
+
+
 def restore_stores(
     client: SessionClient,
     archive: Archive,
     checkpoint: Checkpoint,
+    options: RestoreOptions,
     *,
     names: Collection[str] | None,
-    prefix: str,
     taken: Collection[str],
-    deadline: Deadline,
-    on_progress: OnRestore,
 ) -> dict[str, str]:
     """Makes stores of a checkpoint stores of a server.
 
     Args:
+        options: How they are restored, whatever its names are.
         names: Names of those; None: all.
-        prefix: Put in front of the name of each.
         taken: Names that the server's stores have.
 
     Returns:
@@ -109,6 +143,7 @@ def restore_stores(
         CorruptDataError: A block is missing or damaged. What had been restored was deleted, as after any other error.
         CapacityError: There is no room. Likewise.
     """
+    prefix, deadline = options.prefix, options.deadline
     missing = sorted({*(names or ())} - {store.name for store in checkpoint.stores})
     if missing:
         there = sorted(store.name for store in checkpoint.stores)
@@ -130,7 +165,7 @@ def restore_stores(
             begun[name] = copies.uids[store.uid]
             step = partial(request_step, client, name, move=begun[name], deadline=deadline)
             for come_nbytes in _bring(archive, store, _make_copy(store.moved, copies), step, deadline):
-                on_progress(RestoreProgress(store.name, nbytes + come_nbytes, total_nbytes))
+                options.on_progress(RestoreProgress(store.name, nbytes + come_nbytes, total_nbytes))
             restored[name] = begun[name]  # from now on it may be there, whether or not there is an answer
             step(show=True)
             nbytes += store.nbytes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from os import PathLike
 
@@ -14,7 +13,7 @@ from tdserve.base.errors import InvalidRequestError, TDServeError
 from tdserve.base.ids import make_uid
 from tdserve.base.integers import check_integer
 from tdserve.client.moves.checkpoint_choice import name_another
-from tdserve.client.moves.checkpoint_restore import MAX_NAMED, OnRestore, restore_stores
+from tdserve.client.moves.checkpoint_restore import MAX_NAMED, RestoreOptions, restore_stores
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint, write_checkpoint
 from tdserve.client.moves.manifest import Checkpoint, keep_newest, list_ids, list_with_damage, load, load_newest
 from tdserve.client.moves.move_steps import request_checkpoint_step
@@ -85,43 +84,23 @@ def find_newest_of(place: Place, server_id: str) -> Checkpoint | None:
     return load_newest(open_archive(place), server_id)
 
 
-def restore_server(
-    client: SessionClient,
-    place: Place,
-    *,
-    checkpoint: str | None,
-    names: Collection[str] | None,
-    prefix: str,
-    deadline: Deadline,
-    on_progress: OnRestore,
-) -> list[str]:
+def restore_server(client: SessionClient, place: Place, options: RestoreOptions) -> list[str]:
     """Brings stores of a checkpoint back; see ``Client.restore``."""
     archive = open_archive(place)
-    wanted = [names] if isinstance(names, str) else names
-    check_no_parts(wanted or ())
-    checkpoint_id = find_id(place, checkpoint)
+    names = options.list_names()
+    checkpoint_id = find_id(place, options.checkpoint)
     with name_another([(checkpoint_id, archive)]):
         found = load(archive, checkpoint_id)
-        parts = [each.name for each in found.stores if find_whole(each.name) in (wanted or ())]
+        parts = [each.name for each in found.stores if find_whole(each.name) in (names or ())]
         restored = restore_stores(
             client,
             archive,
             found,
-            names=None if wanted is None else [*wanted, *parts],
-            prefix=prefix,
-            taken=set(client.catalog.stores(timeout_s=deadline.remaining_s)),
-            deadline=deadline,
-            on_progress=on_progress,
+            options,
+            names=None if names is None else [*names, *parts],
+            taken=set(client.catalog.stores(timeout_s=options.deadline.remaining_s)),
         )
     return sorted(restored)
-
-
-def check_no_parts(names: Collection[str]) -> None:
-    """Raises InvalidRequestError for the name of one part of a shared store, which would belong to nothing."""
-    for name in names:
-        if (whole := find_whole(name)) is not None:
-            reason = f"{name!r} is a part of {whole!r}; give that name, and all its parts come back"
-            raise InvalidRequestError(argument="names", reason=reason)
 
 
 def find_id(place: Place, checkpoint: str | None) -> str:

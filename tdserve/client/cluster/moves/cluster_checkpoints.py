@@ -21,13 +21,12 @@ from tdserve.client.cluster.servers.members import Members
 from tdserve.client.cluster.servers.part_errors import make_unanswered_error
 from tdserve.client.cluster.servers.placement_records import record_forwards
 from tdserve.client.moves.checkpoint_choice import name_another
-from tdserve.client.moves.checkpoint_restore import MAX_NAMED, OnRestore, restore_stores, take_back
+from tdserve.client.moves.checkpoint_restore import MAX_NAMED, RestoreOptions, restore_stores, take_back
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
 from tdserve.client.moves.manifest import Checkpoint, get_uid, list_ids, load, remove_checkpoint
 from tdserve.client.moves.server_checkpoints import (
     Place,
     check_keep,
-    check_no_parts,
     find_server_place,
     keep_newest_of,
     write_server,
@@ -107,29 +106,18 @@ def _remove(place: Place, failed: Sequence[Checkpoint], num_servers: int) -> Non
         remove_checkpoint(open_archive(find_server_place(place, number % num_servers)), each.id)
 
 
-def restore_cluster(
-    members: Members,
-    place: Place,
-    *,
-    checkpoint: str | None,
-    names: Collection[str] | None,
-    prefix: str,
-    deadline: Deadline,
-    on_progress: OnRestore,
-) -> list[str]:
+def restore_cluster(members: Members, place: Place, options: RestoreOptions) -> list[str]:
     """Brings the stores of a checkpoint of all servers back, each to the server of its number; see
     ``ClusterClient.restore``."""
-    wanted = {names} if isinstance(names, str) else None if names is None else {*names}
-    check_no_parts(wanted or ())
-    taken = _list_names(members, deadline)
-    ids = _find_ids(members, place, checkpoint)
+    names = options.list_names()
+    taken = _list_names(members, options.deadline)
+    ids = _find_ids(members, place, options.checkpoint)
     found = [(each, open_archive(find_server_place(place, server))) for server, each in enumerate(ids)]
     with name_another(found):
-        chosen = {server: _choose(archive, each, wanted) for server, (each, archive) in enumerate(found)}
+        chosen = {server: _choose(archive, each, names) for server, (each, archive) in enumerate(found)}
         _drop_doubles(chosen)
-        _check_names(chosen.values(), wanted or set(), prefix, taken)
-        restore = partial(restore_stores, prefix=prefix, taken=taken, deadline=deadline, on_progress=on_progress)
-        return _restore_chosen(members, chosen, restore, deadline)
+        _check_names(chosen.values(), names or (), options.prefix, taken)
+        return _restore_chosen(members, chosen, partial(restore_stores, options=options, taken=taken), options.deadline)
 
 
 def _restore_chosen(

@@ -19,7 +19,7 @@ from tdserve.client.cluster.moves.store_move import (
 from tdserve.client.cluster.servers.cluster_servers import ClusterServers
 from tdserve.client.cluster.servers.placement_records import find_here
 from tdserve.client.content.outer_modes import leave_modes_in_calls
-from tdserve.client.moves.checkpoint_restore import OnRestore
+from tdserve.client.moves.checkpoint_restore import OnRestore, RestoreOptions
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
 from tdserve.client.moves.manifest import Checkpoint
 from tdserve.client.moves.server_checkpoints import CHECKPOINT_TIMEOUT_S, Place
@@ -183,16 +183,8 @@ class ClusterMoves:
                 while it was read. Nothing was restored.
             TDServeError: As in ``Client.restore``; a name is looked for at all servers before anything is restored.
         """
-        deadline = Deadline.after(timeout_s)
-        return restore_cluster(
-            self.members,
-            place,
-            checkpoint=checkpoint,
-            names=names,
-            prefix=prefix,
-            deadline=deadline,
-            on_progress=on_progress,
-        )
+        options = RestoreOptions(checkpoint, names, prefix, Deadline.after(timeout_s), on_progress)
+        return restore_cluster(self.members, place, options)
 
 
 def _is_there(client: Client, name: str) -> bool:
