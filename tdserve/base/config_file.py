@@ -41,12 +41,12 @@ def read_config_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         document = tomllib.loads(text.decode())
     except OSError as fault:
         raise InvalidRequestError(argument="config", reason=f"cannot read {path}: {fault.strerror}") from None
-    except ValueError as fault:  # no UTF-8, or no TOML
+    except ValueError as fault:  # not UTF-8, or not TOML
         raise InvalidRequestError(argument="config", reason=f"{path} is not TOML: {fault}") from None
     _check_names(path, document, (TABLE,), "table")
     table = document.get(TABLE, {})
     if not isinstance(table, Mapping):
-        raise InvalidRequestError(argument="config", reason=f"{path}: {TABLE} is not a table, [{TABLE}]")
+        raise InvalidRequestError(argument="config", reason=f"{path}: '{TABLE}' must be a table, [{TABLE}]")
     _check_names(path, table, tuple(_OPTIONS), "option")
     folder = os.path.dirname(os.path.abspath(path))
     return {name: _convert(path, _OPTIONS[name], value, folder) for name, value in table.items()}

@@ -232,7 +232,7 @@ def _answer_unread(answer: Callable[[Any, Any], Awaitable[Any]], handler: Any) -
 
 
 class _Decoding(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses messages that are none. gRPC would answer UNKNOWN, and log a fault of the server."""
+    """Refuses messages that cannot be decoded. gRPC would answer UNKNOWN, and log a fault of the server."""
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -247,7 +247,7 @@ class _Decoding(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 _NONE = control_pb2.ClientMessage(part=control_pb2.MessagePart(content=b"\xff" * 9, is_last=True))
-"""Stands in a session for a message that is none: a part of nothing, which ends it."""
+"""Replaces a message that cannot be decoded: a part without a whole, on which the session ends."""
 
 
 def _decode(deserialize: Callable[[bytes], Any], otherwise: Any, content: bytes) -> Any:

@@ -53,14 +53,14 @@ class Problem(NamedTuple):
 
 
 class Agent(NamedTuple):
-    """What acts and learns.
+    """An agent.
 
     Attributes:
         policy: Acts greedily.
         explored: Acts to collect.
         loss: Its losses are the entries whose names begin with ``loss``.
         target: Moves the target network.
-        annealed: Is told how many frames were collected; None if nothing depends on that.
+        annealed: Called with the number of frames collected so far; None if nothing is annealed.
     """
 
     policy: Any

@@ -135,7 +135,7 @@ def iter_checked(
 
 @contextmanager
 def _add_remedy() -> Iterator[None]:
-    """Says about an array that no store can hold that it may be left out."""
+    """Adds to the error about an array that no store can hold that the array can be left out."""
     try:
         yield
     except NotSupportedError as error:

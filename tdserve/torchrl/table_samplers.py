@@ -137,7 +137,7 @@ class TablePrioritizedSampler(PrioritizedSampler):
     @alpha.setter
     def alpha(self, value: float) -> None:
         if value != self._alpha:
-            reason = f"it belongs to the table, which has {self._alpha}; a new table can have {value}"
+            reason = f"it is fixed when a table is created (here {self._alpha}); create another table for {value}"
             raise NotSupportedError(feature="changing the alpha of a table's priorities", reason=reason)
 
     @property

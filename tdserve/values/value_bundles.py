@@ -153,4 +153,6 @@ def encode_bundles(columns: Sequence[Sequence[Buffer]]) -> list[bytes]:
 
 
 def _make_bundle_error(bundles: Sequence[Buffer]) -> RemoteProtocolError:
-    return RemoteProtocolError(expected="bundles of values", received=f"{sum(map(len, bundles))} bytes that are none")
+    return RemoteProtocolError(
+        expected="bundles of values", received=f"{sum(map(len, bundles))} bytes that are not bundles"
+    )

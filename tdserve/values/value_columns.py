@@ -227,4 +227,4 @@ def decode_block(content: bytes) -> list[ValueColumn]:
 
 
 def _make_block_error(content: Buffer) -> RemoteProtocolError:
-    return RemoteProtocolError(expected="values", received=f"{len(content)} bytes that are none")
+    return RemoteProtocolError(expected="values", received=f"{len(content)} bytes that are not value records")

@@ -268,7 +268,7 @@ class StoreClient(ByAddress):
         """Raises SpecMismatchError if rows were numbered in a store of another batch size than this one."""
         if numbered_in is not None and spec.batch_size != numbered_in:
             expected = f"batch size {list(numbered_in)}, which it had when this view or iteration was made"
-            actual = f"another store of this name, of batch size {list(spec.batch_size)} (make it of the handle again)"
+            actual = f"batch size {list(spec.batch_size)}: the store was recreated; make it again from the handle"
             raise SpecMismatchError(store=self.name, key="", expected=expected, actual=actual)
 
     def read_at(self, path: Path, index: Any, deadline: Deadline, pad: Pad = None) -> Any:

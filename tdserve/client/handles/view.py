@@ -303,7 +303,8 @@ class StoreView(TensorDictCalls):
         selection = encode(index, batch_size=batch_size, store=self.name)
         if any(step.name in REPEATING_STEPS for step in self._steps):
             raise NotSupportedError(
-                feature="writing into an expanded view", reason="its rows are there more than once; write the store"
+                feature="writing into an expanded view",
+                reason="several rows of the view are one stored row; write the store",
             )
         stored = dict(self._shape.iter_leaves())
         found: dict[Path, Any] = {}

@@ -22,8 +22,9 @@ def check_out(out: Any, keys: str | Sequence[str], default: Any, settings: Keyed
         reason = "pass it or out=, not both: there is nothing to fill out= with where an entry is absent"
         raise InvalidRequestError(argument="default", reason=reason)
     if not isinstance(keys, str) and settings.like == "any":
-        reason = f"entries of {store!r} may differ, and several are a list: fill a place by each key, or give like="
-        raise InvalidRequestError(argument="out", reason=f"{reason} to create_kv()")
+        reason = f"entries of {store!r} may differ, so several cannot fill one tensordict"
+        remedy = "fill one key at a time, or pass like= to create_kv()"
+        raise InvalidRequestError(argument="out", reason=f"{reason}: {remedy}")
     if not isinstance(out, torch.Tensor) and not is_tensor_collection(out):
         raise InvalidRequestError(argument="out", reason=f"a {type(out).__name__} is no tensordict or tensor")
 

@@ -362,7 +362,8 @@ class KeyedHandle(EntryMapping, ByAddress):
 
     def _make_patience(self, timeout_s: float | None, default: Any = NO_DEFAULT) -> _Patience:
         if default is not NO_DEFAULT and timeout_s != 0:
-            reason = "pass it or timeout_s, not both: a call that has waited in vain raises DeadlineExceededError"
+            late = "a call that waits raises DeadlineExceededError instead of returning a default"
+            reason = f"pass default= or timeout_s=, not both: {late}"
             raise InvalidRequestError(argument="default", reason=reason)
         return _Patience(self._client.make_deadline(None if timeout_s == 0 else timeout_s), waits=timeout_s != 0)
 

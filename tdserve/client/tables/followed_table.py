@@ -38,7 +38,8 @@ class FollowedTable(ByAddress):
     Args:
         client: Through which it is followed.
         description: The table.
-        kind: What each request says of the store that it means: another one may have the name by now.
+        kind: Kind of store that each request names, so that the server refuses it if the name has another kind by
+            now.
 
     Attributes:
         name: Name of the store.

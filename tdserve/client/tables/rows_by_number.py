@@ -174,7 +174,8 @@ def get_keys(read: Callable[[Sequence[Path]], Any], key: str | Path | list[Any],
 
 def _get_entry(found: Any, path: Path, store: str) -> Any:
     if not len(found.keys()):
-        reason = f"it selects no rows, and of rows that differ in structure only they know what {'.'.join(path)!r} is"
+        unknown = f"without a row the structure of {'.'.join(path)!r} is unknown"
+        reason = f"no row is selected, and rows of this table differ: {unknown}"
         raise SelectionError(selection=f"of table {store!r}", reason=reason)
     if isinstance(found, dict):
         return reduce(operator.getitem, path, found)

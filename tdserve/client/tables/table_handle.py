@@ -63,7 +63,7 @@ class TableHandle(ByAddress):
     """
 
     _kind: ClassVar[control_pb2.StoreKind]
-    """What each request says of the store that it means: another one may have the name by now."""
+    """Kind of store that each request names, so that the server refuses it if the name has another kind by now."""
 
     def __init__(self, client: SessionClient, description: StoreDescription) -> None:
         self._client = client

@@ -361,7 +361,7 @@ class _Attempt:
             self._fetch(spec, accepted.version, stale, leaves, reply.deadline)
             if part.find_wrong(leaves, stale):  # of another store of this name, by now
                 self._ignores_held = True
-                reason = f"version {accepted.version} of {self._wanted.name!r} is another one by now"
+                reason = f"version {accepted.version} of {self._wanted.name!r} was replaced while it was read"
                 raise TransferAbortedError(transfer=0, reason=reason)
         built, values = decode_values(spec, encoded, allow_pickle=self._client.allow_pickle)
         if mismatch is not None:

@@ -149,9 +149,9 @@ def learn(
     """Learns until the mean return is high enough or the time is up, and shows how it goes.
 
     Args:
-        learner: Has begun.
+        learner: A started learner.
         watch: Watches its run.
-        options: Say when the run ends.
+        options: Goal and longest duration.
         console: The console to print to.
         check: Called again and again; ends the run by what it returns.
 

@@ -66,8 +66,12 @@ class RowTotals:
         self._shared.num_sampled -= num_rows
 
     def uncount_sample(self, num_rows: int, num_clears: int) -> None:
-        """Like :meth:`uncount_samples`, for rows that were sampled after this many clears: samples before the last
-        clear are not counted any more since it."""
+        """Undoes the count of one sample.
+
+        Args:
+            num_rows: Rows of the sample.
+            num_clears: Number of clears when it was drawn; a later clear has already dropped it.
+        """
         self.uncount_samples(num_rows)
         if num_clears != self.num_clears:
             inserts, samples = self._cleared

@@ -92,10 +92,13 @@ class Settings:
         elif len(set(names)) < len(names) or len(names) > MAX_CONSUMERS:
             reason = f"{len(names)} names are not at most {MAX_CONSUMERS} different ones"
         elif names and (self.is_queue or self.max_times_sampled or self.sampler.uses_trajectories):
-            reason = "rows of slices belong together, and those of a queue or with max_times_sampled leave otherwise"
+            reason = (
+                "it cannot be combined with Slices, whose rows belong together, nor with a queue or max_times_sampled, "
+                "which remove rows by other rules"
+            )
         elif names and not self.limiter.keeps_rows:
             reason = (
-                f"with {self.limiter!r} a row is overwritten that one of them has not had: leave the limiter and "
+                f"{self.limiter!r} lets a row be overwritten before each consumer has had it: leave limiter and "
                 "min_size out, or take limiter=Queue(n)"
             )
         if reason:

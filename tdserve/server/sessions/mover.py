@@ -61,8 +61,7 @@ class RowsToSend:
     Attributes:
         store: The table.
         plan: The rows.
-        accepted: The answer, complete but for what is determined when the rows are sent; None if the client waits for
-            the content and no answer.
+        accepted: The answer so far; sending fills in the rest. None if the client waits for content only.
         keys: The leaves or nodes to send; empty: all.
     """
 

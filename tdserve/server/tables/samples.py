@@ -100,11 +100,12 @@ class _SampleCall:
         await self.selector_building.wait_ready(session, store, self.conditions, num_rows, self.deadline)
 
     def draw(self) -> SamplePlan | None:
-        """Draws all batches, or one as soon as there is one: a limiter may never let several through; None to wait."""
+        """Draws all batches, or only the first if the limiter may never admit several. Returns None if the call must
+        wait."""
         return self.draw_batches(self.num_batches) or (self.draw_batches(1) if self.num_batches > 1 else None)
 
     def draw_batches(self, num_batches: int) -> SamplePlan | None:
-        """Draws the first rows of some batches; None if that must wait."""
+        """Draws the first rows of some batches. Returns None if the call must wait."""
         if not self.discarding.refresh(self.store, self.max_lag, self.conditions):
             return None
         if not self.selector_building.refresh(self.store, self.conditions, self.whole_rows):

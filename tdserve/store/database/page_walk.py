@@ -223,7 +223,7 @@ class _Walk:
                 key_at = at + _NODE_HEADER_BYTES
                 name = bytes(self._content[key_at : key_at + key_nbytes]).decode("utf-8", "replace")
                 if nbytes != _TABLE_RECORD.itemsize or flags & _IN_OVERFLOW:
-                    raise _BrokenPageError(f"the record of the table {name!r} is none")
+                    raise _BrokenPageError(f"the record of table {name!r} has the wrong size or place")
                 yield name, _read_table(bytes(self._content[key_at + key_nbytes :][:nbytes]))
 
     def _follow_table(self, table: np.void, name: str, *, kind: int = 0) -> Iterator[_Nodes]:

@@ -37,7 +37,7 @@ versions are not among them: without them what is damaged here would be whole th
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 _WRONG_PATH = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
-"""What the system says of a path that is none of a file, or not beside the other files."""
+"""Errors of the system for a path that names no file beside the others."""
 
 Digest = bytes
 
@@ -157,7 +157,7 @@ def set_files(folder: Path, sizes: dict[bytes, int]) -> None:
 
     Raises:
         CapacityError: There is no room for them.
-        InvalidRequestError: A path leads out of the folder, or is none of a file beside the others.
+        InvalidRequestError: A path leads out of the folder, or names no file beside the others.
     """
     paths = {_find(folder, Block(path, 0, 0)): nbytes for path, nbytes in sizes.items()}
     with _convert_faults(folder, asked=sum(sizes.values())):
@@ -234,7 +234,7 @@ def remove(folder: Path) -> None:
 
 @contextmanager
 def _convert_faults(path: Path, *, asked: int = 0) -> Iterator[None]:
-    """As ``convert_os_errors``, but a path that is none of a file is a fault of the request that names it."""
+    """Like ``convert_os_errors``, but a path that names no file is a fault of the request that names it."""
     try:
         yield
     except OSError as fault:
@@ -245,7 +245,7 @@ def _convert_faults(path: Path, *, asked: int = 0) -> Iterator[None]:
 
 
 def _find(folder: Path, block: Block) -> Path:
-    """Returns the path of a block's file. Raises InvalidRequestError if it is none below the folder."""
+    """Returns the path of a block's file. Raises InvalidRequestError if it is not below the folder."""
     parts = block.path.split(b"/")
     is_valid = 0 < len(block.path) <= MAX_PATH_BYTES and not any(part in (b"", b".", b"..") for part in parts)
     if not is_valid or b"\0" in block.path or not 0 <= block.nbytes <= MAX_BLOCK_BYTES:

@@ -24,7 +24,7 @@ _AS_THEY_ARE = ATOMS | {dict, list, tuple}
 
 
 class Note(NamedTuple):
-    """The structure of the member that an element is of, if its packed node may describe another one.
+    """The structure of the stacked tensordict that an element comes from, where the packed node describes another.
 
     Attributes:
         spec: Its root is a packed node over the elements that were written together, without entries. ``members`` are

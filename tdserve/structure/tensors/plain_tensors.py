@@ -87,7 +87,7 @@ def check_memory(item: torch.Tensor, path: Path = (), *, store: str = "") -> tor
         reason = "it has no bytes of its own: write what the transform returns, outside of it"
         raise make_refusal("a tensor inside torch.vmap or another transform of torch.func", path, store, reason)
     held = item.untyped_storage().nbytes()
-    reason = f"its storage has {held} bytes, fewer than it needs: resize that again, as FSDP does to gather parameters"
+    reason = f"its storage has {held} bytes, fewer than the tensor needs; gather the parameters first (FSDP)"
     raise make_refusal("a tensor whose memory was freed", path, store, reason)
 
 

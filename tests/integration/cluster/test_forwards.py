@@ -21,7 +21,7 @@ from tests.processes import wait_for
 
 pytestmark = pytest.mark.integration
 
-OWNER_AWAY = "server 0 does not answer, and may have a store"
+OWNER_AWAY = "server 0 does not answer and may hold"
 
 CONTENT = TensorDict({"number": torch.arange(3)}, [3])
 

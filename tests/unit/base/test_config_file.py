@@ -114,7 +114,7 @@ def test_file_when_empty_then_no_option(path: Path) -> None:
         ("[server]\nzzz = 1", "unknown option 'zzz'; there are root, host"),
         ("[servr]\nport = 1", "unknown table 'servr'; did you mean 'server'?"),
         ("port = 1", "unknown table 'port'; there are server"),
-        ("server = 1", "server is not a table"),
+        ("server = 1", "'server' must be a table"),
         ('[server]\nport = "x"', "'x' is no value of port"),
         ("[server]\nport = true", "True is no value of port"),
         ("[server]\nport = 1.5", "1.5 is no value of port"),

@@ -159,8 +159,8 @@ class ForwardCheck:
         elif any(known) and min(known) < num_servers:
             silent = min(set(range(num_servers)) - sizes.keys())
             reason = (
-                f"server {silent} does not answer, and may have a store {name!r} of a time when there were not these "
-                f"{num_servers} servers; their names are looked through by the first creation while all servers answer"
+                f"server {silent} does not answer and may hold {name!r} from before there were {num_servers} servers; "
+                "create it once while all servers answer"
             )
             raise ConnectError(address=self._members.describe_address(silent), reason=reason)
 

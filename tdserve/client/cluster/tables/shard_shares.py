@@ -171,8 +171,8 @@ class ShardShares:
         most = table.num_shards * (table.part_capacity // (share.world_size * unit)) * unit
         if num_rows > most:
             reason = (
-                f"{num_rows} rows for each of {share.world_size} ranks, as many of each shard, are more than the"
-                f" {most} of a full table"
+                f"{num_rows} rows per rank are too many: a full table gives {share.world_size} ranks at most {most} "
+                "each, equally many from each shard"
             )
             raise InvalidRequestError(argument="num_rows", reason=reason)
 

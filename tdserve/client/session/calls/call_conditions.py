@@ -42,8 +42,8 @@ def is_cancelled() -> bool:
 
 
 def explain_late(error: TransportError, address: str, deadline: Deadline) -> TDServeError:
-    """Returns what a call raises whose deadline does not allow for another attempt: the error of the last one, or of a
-    server that has answered, and only lacks a process, that it did not get that in time."""
+    """Returns the error of a call that has no time for another attempt: the last attempt's, or DeadlineExceededError if
+    the server answered and only lacked a process."""
     if not isinstance(error, PeerLostError) or not error.request_id:
         return error
     what = f"an answer of {address}, where {error.peer} is missing ({error.reason}),"
@@ -53,8 +53,8 @@ def explain_late(error: TransportError, address: str, deadline: Deadline) -> TDS
 
 
 def explain_sent(error: TDServeError) -> TDServeError:
-    """Returns what a call raises that was sent, and has failed by this error: no ConnectError, since whoever gets that
-    makes the call again, perhaps at another server, and this one may have carried it out, or do so yet."""
+    """Turns ConnectError into PeerLostError: the request was sent and may still be carried out. A caller that gets
+    ConnectError would repeat it, perhaps elsewhere."""
     if not isinstance(error, ConnectError):
         return error
     reason = f"it stopped answering during the call, which it may yet carry out: {error.fields['reason']}"

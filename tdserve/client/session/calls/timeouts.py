@@ -30,8 +30,8 @@ def compute_min_channel_s(deadline: Deadline) -> float:
 
 
 def compute_transfer_timeout_s(deadline: Deadline) -> float:
-    """Returns how long content may take that is granted now. Of a call that does not wait, but is a step of another one
-    that does, as long as that one has."""
+    """Returns the timeout of a transfer that the server grants now. A call that does not wait, but is a step of one
+    that does, gets what the outer call has left."""
     if deadline.timeout_s == 0 or deadline.remaining_s is None:
         deadline = get_call_deadline() or deadline
     if deadline.timeout_s == 0 or deadline.remaining_s is None:

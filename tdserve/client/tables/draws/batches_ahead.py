@@ -26,7 +26,7 @@ POLL_S = 0.2
 
 @dataclass
 class _Passing:
-    """The error of a wait that was in vain, after which others follow, and when it came last."""
+    """The timeout of a wait, and when the last one came. The thread continues after it."""
 
     came_s: float
     error: BaseException
@@ -73,9 +73,9 @@ class BatchesAhead:
                 continue
 
     def put_passing(self, error: BaseException) -> None:
-        """Adds the error of a wait that was in vain, which only a call raises that had begun by then.
+        """Adds the timeout of a wait. Only a call that was already waiting raises it.
 
-        It takes the place of one that nobody has taken; then it pauses, as nobody waits.
+        It replaces one that no call has raised; then the thread pauses.
         """
         with self._passing_lock:
             before, came = self._passing, _Passing(time.monotonic(), error)

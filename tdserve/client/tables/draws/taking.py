@@ -46,12 +46,12 @@ MIN_GIVE_BACK_S = 0.1
 
 
 class Lease(NamedTuple):
-    """Rows on lease, as the server is told of them.
+    """Rows on lease, as requests name them.
 
     Attributes:
         rows: A tensordict of them, or a dict of their numbers and generations.
-        grant: The request that took them. Its lease may have ended, and another call of this client may have them
-            since: what becomes of these is not up to an earlier holder. None: unknown; any lease of the session.
+        grant: The request that leased the rows. If this client has leased them again since, this grant cannot
+            acknowledge them. None: any lease of the session.
     """
 
     rows: Any

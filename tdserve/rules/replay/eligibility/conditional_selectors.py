@@ -360,21 +360,21 @@ class ConditionalSelectors:
         self._drop_of(consumer, rows)
 
     def acknowledge(self, owner: int, consumer: str, rows: Rows) -> None:
-        """Notes that a consumer has had rows, each named once; leases of them that this owner holds end."""
+        """Marks rows, each named once, as acknowledged by a consumer, and ends this owner's leases of them."""
         self.leases.take(owner, rows[self.leases.find_held(owner, rows, consumer)], consumer)
         self.consume(consumer, rows)
 
     def consume(self, consumer: str, rows: Rows) -> None:
-        """Notes that a consumer has had rows, each named once, without a lease."""
+        """Marks rows, each named once, as acknowledged by a consumer without a lease."""
         list(self._learn_consumer(consumer))  # at once
         self._consumed[rows] |= self._get_bit(consumer)
         self._drop_of(consumer, rows)
 
     def select_had_by_all(self, rows: Rows, also: str = OWN) -> Rows:
-        """Returns those of the rows that all consumers have had after which rows leave the table.
+        """Returns the rows that every consumer in ``consumers=`` has acknowledged.
 
         Args:
-            also: A consumer that counts as having had all of them.
+            also: A consumer that counts as having acknowledged all of them.
         """
         left = [consumer for consumer in self._settings.consumers if consumer != also]
         if not self._settings.consumers or not len(rows):

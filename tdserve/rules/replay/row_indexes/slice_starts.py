@@ -26,7 +26,7 @@ class StartChanges:
 
     Attributes:
         length: Rows of a slice.
-        steps: Rows that became starts, or are none any more, in this order.
+        steps: Rows that became starts or stopped being starts, in order.
     """
 
     def __init__(self, length: int) -> None:

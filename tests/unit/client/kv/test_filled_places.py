@@ -63,7 +63,9 @@ def test_get_when_the_store_has_any_entries_then_out_is_filled_by_one_key(client
     assert kv.get("tensor", out=torch.zeros(4)).tolist() == [1, 1, 1, 1]
     with pytest.raises(InvalidRequestError, match=r"the entry is a str.*read it without out="):
         kv.get("text", out=ROW.clone())
-    with pytest.raises(InvalidRequestError, match=r"several are a list: fill a place by each key, or give like="):
+    with pytest.raises(
+        InvalidRequestError, match=r"several cannot fill one tensordict: fill one key at a time, or pass like="
+    ):
         kv.get(["row", "row"], out=make_rows(3, 0, 0))
 
 

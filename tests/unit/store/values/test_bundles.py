@@ -212,7 +212,7 @@ def test_bundle_when_damaged_then_corrupt_data(tmp_path: Path) -> None:
                 txn.put(key, seal(key, content) if row == 1 else content, db=values)
     with Objects(tmp_path) as objects:
         assert len(read(objects, PATHS, [0])) == 3
-        with pytest.raises(CorruptDataError, match="bytes that are none"):
+        with pytest.raises(CorruptDataError, match="bytes that are not bundles"):
             objects.get_many([(PATHS[0], [0, 1])])
         with pytest.raises(CorruptDataError, match=r"checksum .* tdserve check"):
             objects.get_many([(PATHS[0], [0, 2])])
