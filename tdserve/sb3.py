@@ -311,7 +311,7 @@ def _finish_later(pid: int, client: Client, steps: _Steps, under_way: deque[Futu
         return
     close = Thread(target=client.close, name="tdserve-close-buffer", daemon=True)
     with suppress(TDServeError):  # the client was closed
-        client.later(partial(_store, steps, under_way, table)).add_done_callback(lambda _: close.start())
+        client.run_later(partial(_store, steps, under_way, table)).add_done_callback(lambda _: close.start())
 
 
 def _store(waiting: _Steps, under_way: deque[Future[Any]], table: ReplayHandle) -> None:

@@ -57,13 +57,6 @@ OWNERS: Mapping[str, tuple[str, ...]] = {
 """Foreign name -> who may touch it. One module unpickles, where a user asks for it, and nobody imports by a name that
 could come from the wire."""
 
-NO_VERBS = ("brought", "built", "given", "gone", "kept", "known", "made", "num", "said", "shown", "taken", "told")
-"""The name of a function begins with a verb in the imperative: with none of these, and no word in -ed or -ing."""
-NOUNS = ("death", "epsilon", "message", "one")
-OTHERS_IN_ED_OR_ING = ("feed", "need", "seed", "shed", "bring", "arriving", "lasting")  # a folder's, and a mark's
-THEIR_NAMES = ("masked_fill_", "masked_select")
-"""Names of tensordict's, which ours have too."""
-
 LAZY_ROOMS = ("cli",)
 LAZY_PROGRAMS = ("tdserve.server.server_process", "tdserve.worker.fork_server")
 """They do something before they import the rest, because clients wait for it at a start."""
@@ -277,22 +270,6 @@ def name_faults(modules: Sequence[Module]) -> list[str]:
         for node in module.nodes:
             if isinstance(node, (ast.ClassDef, *Function)) and node.name.endswith(BANNED_WORDS):
                 faults.append(f"{module.name}:{node.lineno}: name {node.name} after its role")
-    return faults
-
-
-def participle_faults(modules: Sequence[Module]) -> list[str]:
-    """Functions that are no properties and whose name begins with no verb: ``told``, ``mended_rows``, ``num_rows``,
-    ``creating``."""
-    faults = []
-    for module in modules:
-        for node in module.nodes:
-            if not isinstance(node, Function) or node.name in THEIR_NAMES:
-                continue
-            word = node.name.lstrip("_").partition("_")[0]
-            is_property = any(w in ast.unparse(each) for each in node.decorator_list for w in ("property", ".setter"))
-            is_participle = word.endswith(("ed", "ing")) and word not in OTHERS_IN_ED_OR_ING
-            if (is_participle or word in (*NO_VERBS, *NOUNS)) and not is_property:
-                faults.append(f"{module.name}:{node.lineno}: begin the name of {node.name} with a verb")
     return faults
 
 

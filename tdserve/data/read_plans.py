@@ -87,11 +87,11 @@ class ReadPlan:
         """Returns the status that ends the read: whether the watched generations are unchanged."""
         version = store.generations.content_version
 
-        def trail() -> list[NDArray[np.int64]]:
+        def make_columns() -> list[NDArray[np.int64]]:
             is_whole = np.array_equal(store.generations.values[self.watched], before) and store.is_current
             return [make_status_column(ReadStatus.WHOLE if is_whole else ReadStatus.TORN, version)]
 
-        return trail
+        return make_columns
 
 
 def plan_selection(store: MappedStore, selection: Selection, keys: Sequence[Path]) -> ReadPlan:

@@ -34,10 +34,10 @@ def make_rows_source(
     """
     store.compare_rows(found.rows)
 
-    def trail() -> list[NDArray[Any]]:
+    def make_columns() -> list[NDArray[Any]]:
         generations = found.read_again(store.row_generations, store.shared)
         num_torn = mark_torn(generations, found.generations)
         columns = [np.frombuffer(column, np.uint8) for column in added.values()]
         return [found.rows, generations, *columns, make_status_column(ReadStatus.WHOLE, num_torn=num_torn)]
 
-    return RowBuffers(layout, store.get_tables(layout), found.rows, trail)
+    return RowBuffers(layout, store.get_tables(layout), found.rows, make_columns)

@@ -141,7 +141,7 @@ class RowSet:
         found[is_near] = (self._bits[places[is_near]] << (rows[is_near] & 7).astype(np.uint8)) & 0x80 != 0
         return found
 
-    def overlaps(self, other: RowSet) -> bool:
+    def has_overlap(self, other: RowSet) -> bool:
         """Returns whether any row is in both."""
         if not self or not other:
             return False
@@ -165,7 +165,7 @@ class RowSet:
 
     def __sub__(self, other: RowSet) -> RowSet:
         """Returns the rows of this one that are not in the other."""
-        if not self.overlaps(other):
+        if not self.has_overlap(other):
             return self
         if self._listed is not None:
             return RowSet(listed=self._listed[~other.contains(self._listed)])

@@ -124,7 +124,7 @@ CHANNEL_TRANSPORTS: dict[str, ChannelTransport] = {
 """A worker's counts of what it has moved at once name no transport: it is this one."""
 
 
-def allows_local(asked: str) -> bool:
+def is_local_allowed(asked: str) -> bool:
     """Returns whether a client that asks for this transport maps the server's files if it can."""
     return asked in ("auto", LOCAL_TRANSPORT)
 

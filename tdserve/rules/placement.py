@@ -188,7 +188,7 @@ class PlacementRecord:
         """Returns the record once a part is on another server. Raises InvalidRequestError if that has a part."""
         return replace(self, servers=(*self.servers[:shard], server, *self.servers[shard + 1 :]))
 
-    def divides_as(self, other: PlacementRecord) -> bool:
+    def has_same_division(self, other: PlacementRecord) -> bool:
         """Returns whether another record divides rows or keys among parts as this one does."""
         division = ("kind", "num_shards", "capacity", "shard_by")
         return all(getattr(self, name) == getattr(other, name) for name in division)

@@ -171,7 +171,7 @@ def has_hooks(params: Any) -> bool:
     return bool(params._get_post_hook)
 
 
-def locks_content(params: Any) -> bool:
+def has_locked_content(params: Any) -> bool:
     """Returns whether a TensorDictParams was made with ``lock=True``."""
     return bool(params._lock_content)
 

@@ -62,8 +62,8 @@ def test_sample_when_groups_are_too_old_then_they_leave_whole_and_writers_get_th
     mixed = table.extend(rollouts(4)[:2], policy_version=1)  # of a version too old already
     rest = table.extend(rollouts(4)[2:])
     table.set_at_("reward", torch.ones(4), torch.cat([mixed, rest]))
-    waiting = client.later(lambda: sample(table))
-    fresh = client.later(lambda: table.extend(rollouts(5)))  # has no room before they leave
+    waiting = client.run_later(lambda: sample(table))
+    fresh = client.run_later(lambda: table.extend(rollouts(5)))  # has no room before they leave
     table.set_at_("reward", torch.ones(4), fresh.result(20.0))
     assert set(waiting.result(20.0)["prompt"].tolist()) == {5}
     info = table.info()

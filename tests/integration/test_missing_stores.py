@@ -89,7 +89,7 @@ def test_call_when_the_store_comes_after_the_warning_then_it_goes_on(
     client: tdserve.Client, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(catalog_client, "LOOK_AFTER_S", 0.02)
-    waiting = client.later(lambda: client.replay(name, timeout_s=30.0))
+    waiting = client.run_later(lambda: client.replay(name, timeout_s=30.0))
     wait_for(lambda: f"store {name!r}: there is none yet" in caplog.text, "a warning")
     client.create_replay(name, TD[0], 8)
     assert waiting.result(20.0).capacity == 8

@@ -76,7 +76,7 @@ def test_mapping_when_dropped_then_is_forgotten(local: tdserve.Client, name: str
     assert len(shown_memory.shown_mappings) == len(before) + 1
     part = mapped["a"][1:]
     del mapped
-    assert shown_memory.shows_store(part, Path("/nowhere"))
+    assert shown_memory.is_view_of_store(part, Path("/nowhere"))
     del part
     assert shown_memory.shown_mappings == before
-    assert not shown_memory.shows_store(torch.ones(3), Path("/nowhere"))
+    assert not shown_memory.is_view_of_store(torch.ones(3), Path("/nowhere"))

@@ -77,7 +77,7 @@ def test_sample_when_it_waits_for_a_key_then_writing_it_wakes_the_waiting(
     replay = client.create_replay(name, rows(0)[0], 16)
     replay.extend(bare(*range(8)))
     with server.client(timeout_s=30.0) as learner:
-        waiting = learner.later(lambda: learner.replay(name).sample(4, require=("reward",)))
+        waiting = learner.run_later(lambda: learner.replay(name).sample(4, require=("reward",)))
         wait_for(lambda: replay.info()["num_waiting"] == 1, "a sampler that waits")
         judge(replay, [3])
         assert numbers(waiting.result(20.0)) == [3] * 4
@@ -96,7 +96,7 @@ def test_keys_when_several_workers_write_them_then_rows_come_with_the_last(clien
     replay = client.create_replay(name, rows(0)[0], 8)
     index = replay.extend(rows(0, 1, 2, 3).select("number", "tokens"))
     values = {"prompt_id": torch.zeros(4, dtype=torch.int64), "reward": torch.ones(4)}
-    later = [client.later(partial(replay.set_at_, key, value, index)) for key, value in values.items()]
+    later = [client.run_later(partial(replay.set_at_, key, value, index)) for key, value in values.items()]
     for each in later:
         each.result(20.0)
     with pytest.raises(tdserve.DeadlineExceededError):
@@ -188,7 +188,7 @@ def test_groups_when_fewer_are_complete_than_asked_then_it_waits_for_the_last_re
     with pytest.raises(tdserve.DeadlineExceededError, match="whole groups of 4"):
         replay.sample(2 * GROUP_SIZE, timeout_s=0, **grouped)
     with server.client(timeout_s=30.0) as learner:
-        waiting = learner.later(lambda: learner.replay(name).sample(2 * GROUP_SIZE, **grouped))
+        waiting = learner.run_later(lambda: learner.replay(name).sample(2 * GROUP_SIZE, **grouped))
         wait_for(lambda: replay.info()["num_waiting"] == 1, "a sampler that waits")
         judge(replay, index[7:8])
         assert sorted(numbers(waiting.result(20.0))) == [*range(8)]

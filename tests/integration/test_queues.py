@@ -113,8 +113,8 @@ def test_take_when_several_clients_share_a_queue_then_each_row_goes_to_one(
         return found
 
     handles = [each.queue(name) for each in (client, other)]
-    taking = [each.later(partial(consume, handle)) for each, handle in zip((client, other), handles, strict=True)]
-    taking += [each.later(partial(consume, handle)) for each, handle in zip((client, other), handles, strict=True)]
+    taking = [each.run_later(partial(consume, handle)) for each, handle in zip((client, other), handles, strict=True)]
+    taking += [each.run_later(partial(consume, handle)) for each, handle in zip((client, other), handles, strict=True)]
     for start in range(0, 120, 4):
         queue.extend(rows(*range(start, start + 4), size=size))
     queue.close()
@@ -193,7 +193,7 @@ def test_take_when_a_consumer_is_killed_then_the_waiting_get_its_rows(client: td
     with Fleet(client, ("hold", {"name": queue.name, "num_rows": 6})) as fleet:
         fleet.wait_all("holds")
         assert fleet.numbers(0, "holds") == [0, 1, 2, 3, 4, 5]
-        waiting = client.later(lambda: queue.take(8, ack=False, timeout_s=30.0))
+        waiting = client.run_later(lambda: queue.take(8, ack=False, timeout_s=30.0))
         wait_for(lambda: queue.info()["num_waiting"] == 1, "a taker that waits")
         fleet.kill(0)
         taken = waiting.result(30.0)
@@ -285,15 +285,15 @@ def test_close_when_rows_are_left_then_they_are_drained_and_then_over(
 def test_close_when_takers_wait_then_they_get_an_error(
     client: tdserve.Client, other: tdserve.Client, queue: Any
 ) -> None:
-    many = client.later(lambda: queue.take(12, ack=False, timeout_s=30.0))
-    writing = client.later(lambda: queue.extend(rows(*range(8, 14)), timeout_s=30.0))
+    many = client.run_later(lambda: queue.take(12, ack=False, timeout_s=30.0))
+    writing = client.run_later(lambda: queue.extend(rows(*range(8, 14)), timeout_s=30.0))
     wait_for(lambda: queue.info()["num_waiting"] == 2, "a taker and a writer that wait")
     other.queue(queue.name).close()
     with pytest.raises(tdserve.WrongStateError, match="closed"):
         writing.result(20.0)
     taken = many.result(20.0)
     assert numbers(taken) == [*range(8)]
-    ending = client.later(lambda: queue.take(1, timeout_s=30.0))
+    ending = client.run_later(lambda: queue.take(1, timeout_s=30.0))
     wait_for(lambda: queue.info()["num_waiting"] == 1, "a taker that waits for what becomes of the rows")
     queue.ack(taken)
     with pytest.raises(tdserve.EndOfStreamError):
@@ -310,7 +310,7 @@ def test_close_when_another_still_holds_rows_then_takers_wait_for_what_becomes_o
         assert numbers(batch) == [6, 7]
     with pytest.raises(tdserve.DeadlineExceededError):
         elsewhere.take(4, timeout_s=0)
-    waiting = other.later(lambda: elsewhere.take(4, ack=False, timeout_s=30.0))
+    waiting = other.run_later(lambda: elsewhere.take(4, ack=False, timeout_s=30.0))
     wait_for(lambda: queue.info()["num_waiting"] == 1, "a taker that waits")
     held.give_back()
     taken = waiting.result(20.0)
@@ -329,7 +329,7 @@ def test_extend_when_the_queue_is_full_then_waits_until_rows_are_acknowledged(
     taken = queue.take(6, ack=False)
     with pytest.raises(tdserve.DeadlineExceededError, match="size 12 of 12"):
         queue.extend(rows(12), timeout_s=0)
-    waiting = client.later(lambda: queue.extend(rows(*range(12, 18)), timeout_s=30.0))
+    waiting = client.run_later(lambda: queue.extend(rows(*range(12, 18)), timeout_s=30.0))
     wait_for(lambda: queue.info()["num_waiting"] == 1, "a writer that waits")
     assert len(queue) == 12
     queue.ack(taken)
@@ -340,7 +340,7 @@ def test_extend_when_the_queue_is_full_then_waits_until_rows_are_acknowledged(
 
 
 def test_take_when_it_waits_then_gets_as_many_as_it_asked_for(client: tdserve.Client, queue: Any) -> None:
-    waiting = client.later(lambda: queue.take(10, ack=False, timeout_s=30.0))
+    waiting = client.run_later(lambda: queue.take(10, ack=False, timeout_s=30.0))
     wait_for(lambda: queue.info()["num_waiting"] == 1, "a taker that waits")
     queue.extend(rows(8))
     queue.extend(rows(9, 10))

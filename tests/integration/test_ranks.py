@@ -179,7 +179,7 @@ def test_sample_when_a_writer_needs_the_rows_then_it_waits_for_the_ranks(client:
     wait_for(lambda: table.info()["num_waiting"] == 1, "a writer that waits")
     second = table.sample(4, rank=1, world_size=2)
     assert sorted(checked_ids(first).tolist() + checked_ids(second).tolist()) == list(range(8))
-    later = [client.later(partial(table.sample, 4, rank=rank, world_size=2, step=1)) for rank in (0, 1)]
+    later = [client.run_later(partial(table.sample, 4, rank=rank, world_size=2, step=1)) for rank in (0, 1)]
     found = [int(number) for each in later for number in checked_ids(each.result(20.0))]
     assert sorted(found) == sorted(checked_ids(checked_rows(1, 0, 8, NUM_FLOATS)).tolist())
     assert len(writing.result(20.0)) == 8

@@ -174,7 +174,7 @@ def test_sample_when_too_few_rows_then_the_error_names_table_size_and_need(clien
 def test_sample_when_it_waits_then_the_missing_rows_wake_it(client: tdserve.Client, name: str) -> None:
     replay = create(client, name, 100, min_size=4)
     replay.extend(rows(1, 2, 3))
-    later = client.later(lambda: replay.sample(8, timeout_s=20.0))
+    later = client.run_later(lambda: replay.sample(8, timeout_s=20.0))
     wait_for(lambda: replay.info()["num_waiting"] == 1, "a sampler that waits")
     replay.extend(rows(4))
     assert len(later.result(timeout=20.0)) == 8
@@ -184,7 +184,7 @@ def test_replay_when_the_learner_comes_first_then_it_waits_for_the_table(
     server: tdserve.Server, client: tdserve.Client, name: str
 ) -> None:
     with server.client() as learner:
-        waiting = learner.later(lambda: learner.replay(name, timeout_s=20.0).sample(2, timeout_s=20.0))
+        waiting = learner.run_later(lambda: learner.replay(name, timeout_s=20.0).sample(2, timeout_s=20.0))
         create(client, name, 10).extend(rows(1, 2))
         assert len(waiting.result(timeout=20.0)) == 2
         with pytest.raises(tdserve.StoreNotFoundError, match="nowhere"):
@@ -370,7 +370,7 @@ def test_extend_when_many_clients_write_and_read_then_every_row_is_whole(
             for number in range(start, start + 100, 4):
                 table.extend(rows(*range(number, number + 4)))
 
-    writers = [client.later(lambda: write(1000)), client.later(lambda: write(2000))]
+    writers = [client.run_later(lambda: write(1000)), client.run_later(lambda: write(2000))]
     while not all(writer.done() for writer in writers):
         batch = replay.sample(16)
         assert difference(rows(*batch["number"].tolist()), batch.exclude("index", "generation")) is None

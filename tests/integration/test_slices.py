@@ -193,7 +193,7 @@ def test_slices_when_the_ring_moves_on_meanwhile_then_every_slice_is_whole(
                 for writer in range(NUM_WRITERS):
                     table.extend(rows((writer, step), (writer, step + 1)), writer=writer)
 
-    writing = client.later(write)
+    writing = client.run_later(write)
     num_sampled = 0
     batches: Any = replay.batches(16 * length) if with_iterator else iter(lambda: replay.sample(16 * length), None)
     while not writing.done() or num_sampled < 10:

@@ -301,7 +301,7 @@ def test_sample_when_others_publish_and_write_meanwhile_then_never_a_row_that_is
         return version
 
     with server.client(timeout_s=20.0) as other, replay.batches(32, max_lag=2, timeout_s=20.0) as batches:
-        done: Any = other.later(lambda: learn(other))
+        done: Any = other.run_later(lambda: learn(other))
         newest = 1
         while newest < 59:
             newest = client.describe(policy.name).version
@@ -344,7 +344,7 @@ def test_take_when_a_publish_makes_waiting_rows_too_old_then_the_writer_gets_roo
     policy.publish()
     queue.extend(rows(0, 1, 2))
     with server.client(timeout_s=20.0) as other:
-        future = other.later(lambda: other.queue(name).take(4, max_lag=0, ack=False, timeout_s=20.0))
+        future = other.run_later(lambda: other.queue(name).take(4, max_lag=0, ack=False, timeout_s=20.0))
         blocked = queue.extend(rows(3, 4, 5, 6), return_early=True, timeout_s=20.0)
         wait_for(lambda: queue.info()["num_waiting"] == 2, "a taker and a writer that wait")
         policy.publish()

@@ -293,12 +293,12 @@ def test_set_limiter_when_callers_wait_then_the_new_one_wakes_them(server: tdser
     with server.client(timeout_s=30.0) as waiting, server.client(timeout_s=30.0) as changing:
         create(waiting, name, 16, num_rows=4, limiter=tdserve.Queue(4))
         table = changing.replay(name)
-        extend = waiting.later(lambda: waiting.replay(name).extend(rows(4, 5)))
+        extend = waiting.run_later(lambda: waiting.replay(name).extend(rows(4, 5)))
         wait_for(lambda: table.info()["num_waiting"] == 1, "a writer that waits for room")
         table.set_limiter(tdserve.Queue(8))
         assert extend.result(20.0).tolist() == [4, 5]
         table.set_limiter(tdserve.MinSize(7))
-        samples = [waiting.later(lambda: waiting.replay(name).sample(6)) for _ in range(2)]
+        samples = [waiting.run_later(lambda: waiting.replay(name).sample(6)) for _ in range(2)]
         wait_for(lambda: table.info()["num_waiting"] == 2, "two samplers that wait for a row")
         table.set_limiter(tdserve.MinSize(6))
         assert [len(sample.result(20.0)) for sample in samples] == [6, 6]

@@ -31,7 +31,7 @@ def test_take_when_fewer_rows_are_there_then_all_of_them(client: tdserve.Client,
 
 def test_take_when_too_few_rows_are_there_then_waits_for_the_fewest(client: tdserve.Client, name: str) -> None:
     queue = client.create_queue(name, rows(0)[0], 12)
-    waiting = client.later(lambda: queue.take(8, min_rows=3, ack=False, timeout_s=30.0))
+    waiting = client.run_later(lambda: queue.take(8, min_rows=3, ack=False, timeout_s=30.0))
     wait_for(lambda: queue.info()["num_waiting"] == 1, "a taker that waits")
     queue.extend(rows(0, 1))
     queue.extend(rows(2))

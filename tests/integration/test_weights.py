@@ -92,7 +92,7 @@ def test_latest_when_nothing_is_newer_then_none_at_once_or_deadline(client: tdse
 
 def test_latest_when_it_waits_then_the_next_version_wakes_it(client: tdserve.Client, name: str) -> None:
     def newer(past: int) -> Future[tdserve.Weights | None]:
-        return client.later(lambda: client.latest(name, newer_than=past, timeout_s=20.0))
+        return client.run_later(lambda: client.latest(name, newer_than=past, timeout_s=20.0))
 
     waiting = [newer(0), newer(1)]
     client.publish(name, weights(1))

@@ -184,7 +184,7 @@ def test_subscribe_when_the_server_is_killed_then_it_goes_on_and_never_back(tmp_
         for client in clients:
             subscription = stack.enter_context(client.subscribe("w"))
             assert next(subscription).version == 1
-            waiting.append(client.later(partial(next, subscription)))
+            waiting.append(client.run_later(partial(next, subscription)))
         crashing.restart()
         assert clients[0].publish("w", rows(2)) == 2
         for later in waiting:

@@ -18,6 +18,7 @@ from tests import house
 from tests.import_order import order_faults
 from tests.plug_points import plug_point_faults
 from tests.private_names import access_faults, private_name_faults
+from tests.verbs import verb_faults
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,8 +97,8 @@ def test_names_when_scanned_then_describe_a_role(own: list[house.Module]) -> Non
     assert house.name_faults(own) == []
 
 
-def test_functions_when_scanned_then_begin_with_no_participle(own: list[house.Module]) -> None:
-    assert house.participle_faults(own) == []
+def test_functions_when_scanned_then_begin_with_a_verb(own: list[house.Module]) -> None:
+    assert verb_faults(own) == []
 
 
 def test_names_when_scanned_then_belong_to_one_class_or_file_each(own: list[house.Module]) -> None:
@@ -288,11 +289,13 @@ EXAMPLES = [
     (house.name_faults, {"t.a": "class StoreManager: pass"}, "name StoreManager after its role"),
     (house.name_faults, {"t.utils": ""}, "name the file"),
     (house.name_faults, {"t.a": "def _is_plain(value): pass"}, "name _is_plain after its role"),
-    (house.participle_faults, {"t.a": "def mended_rows(): pass"}, "begin the name of mended_rows with a verb"),
-    (house.participle_faults, {"t.a": "class A:\n  async def _told(self): pass"}, "begin the name of _told"),
-    (house.participle_faults, {"t.a": "def num_rows(): pass"}, "begin the name of num_rows"),
-    (house.participle_faults, {"t.a": "def creating(name): pass"}, "begin the name of creating"),
-    (house.participle_faults, {"t.a": "def _message(self): pass"}, "begin the name of _message with a verb"),
+    (verb_faults, {"t.a": "def mended_rows(): pass"}, "begin the name of mended_rows with a verb"),
+    (verb_faults, {"t.a": "class A:\n  async def _told(self): pass"}, "begin the name of _told"),
+    (verb_faults, {"t.a": "def num_rows(): pass"}, "begin the name of num_rows"),
+    (verb_faults, {"t.a": "def creating(name): pass"}, "begin the name of creating"),
+    (verb_faults, {"t.a": "def _message(self): pass"}, "begin the name of _message with a verb"),
+    (verb_faults, {"t.a": "def fits(old, new): pass"}, "begin the name of fits with a verb"),
+    (verb_faults, {"t.a": "class A:\n  def later(self): pass"}, "begin the name of later with a verb"),
     (house.shared_name_faults, {"t.a": "class A: pass", "t.b": "class A: pass"}, "t.a:1, t.b:1: share the name A"),
     (house.shared_name_faults, {"t.x.a": "", "t.y.a": ""}, "t.x.a, t.y.a: share the name a.py"),
     (house.call_faults, {"t.a": "dist.recv_object_list([])"}, "recv_object_list()"),
@@ -339,7 +342,7 @@ GOOD_TEST = {
             plug_point_faults,
             {"tdserve.server.kinds.a": "a.kind == 'weights'\nkind == 'sample'\nisinstance(s, Sampler)"},
         ),
-        (house.participle_faults, {"t.a": "def feed_it(): pass\nclass A:\n  @property\n  def told(self): pass"}),
+        (verb_faults, {"t.a": "def feed_it(): pass\nclass A:\n  @property\n  def told(self): pass"}),
         (access_faults, GOOD_TEST),
     ],
 )

@@ -12,7 +12,7 @@ from tdserve.cli.figures.server_figures import list_lost, open_figures
 from tdserve.cli.screen.narrow_table import Narrowing, make_narrow_table
 from tdserve.cli.screen.render import format_duration, format_nbytes, print_table, to_one_line
 from tdserve.cli.shell.exit_codes import NO_ANSWER
-from tdserve.cli.shell.options import Inquiry, asks_server
+from tdserve.cli.shell.options import Inquiry, ask_server
 from tdserve.client.session.catalog.message_facts import to_facts
 
 COLUMNS = (
@@ -33,7 +33,7 @@ NARROWING = Narrowing(
 @click.option(
     "-n", "--limit", type=click.IntRange(1, 10_000), default=1000, show_default=True, help="Most sessions to show."
 )
-@asks_server
+@ask_server
 def sessions(inquiry: Inquiry, *, limit: int) -> int:
     """List the open sessions, one for each connected client: its machine and process, transport and counts.
 

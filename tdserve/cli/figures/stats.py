@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from tdserve.cli.screen.hidden_figures import mark_hidden
-from tdserve.cli.shell.options import Inquiry, asks_server, report_lost
+from tdserve.cli.shell.options import Inquiry, ask_server, report_lost
 from tdserve.cli.stores.info import show_stats
 
 
 @click.command()
-@asks_server
+@ask_server
 def stats(inquiry: Inquiry) -> int:
     """Show the figures of the server: workers, sessions, bytes by transport, free space; of several, those of each."""
     with inquiry.open_catalog() as client:

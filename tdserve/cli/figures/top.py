@@ -25,7 +25,7 @@ from tdserve.cli.figures.top_screen import Moment, compose_screen
 from tdserve.cli.screen.render import UNFOLDED_COLUMNS, print_json, to_one_line
 from tdserve.cli.shell.exit_codes import NO_ANSWER
 from tdserve.cli.shell.number_types import TimeRange
-from tdserve.cli.shell.options import Inquiry, asks_server
+from tdserve.cli.shell.options import Inquiry, ask_server
 
 QUIT = b"qQ\x03\x04"
 """Keys that end it: also Ctrl-C and Ctrl-D."""
@@ -43,7 +43,7 @@ QUIT = b"qQ\x03\x04"
 )
 @click.option("-n", "num_rows", type=click.IntRange(1, 1000), default=20, show_default=True, help="Stores, sessions.")
 @click.option("--once", is_flag=True, help="Print one look and end, as without a terminal; rates need a second one.")
-@asks_server
+@ask_server
 def top(inquiry: Inquiry, *, interval_s: float, num_rows: int, once: bool) -> int:
     """Show servers, processes, stores and sessions as they are now, with rates; q ends it.
 

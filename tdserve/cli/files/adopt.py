@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tdserve.cli.screen.render import escape_unprintable, format_nbytes, print_json
-from tdserve.cli.shell.options import Inquiry, asks_server
+from tdserve.cli.shell.options import Inquiry, ask_server
 
 ADOPTION_TIMEOUT_S = 120.0
 """Every file is checked: a folder of 100,000 leaves takes some seconds, longer on a remote disk."""
@@ -18,7 +18,7 @@ ADOPTION_TIMEOUT_S = 120.0
 @click.argument("name")
 @click.option("--read-only", is_flag=True, help="Refuse every write; the files need not be writable.")
 @click.option("--exist-ok", "exists_ok", is_flag=True, help="Succeed if it was adopted in the same way before.")
-@asks_server
+@ask_server
 def adopt(
     inquiry: Inquiry,
     path: Path,

@@ -10,7 +10,7 @@ import click
 
 from tdserve.cli.screen.progress import RowProgress
 from tdserve.cli.screen.render import escape_unprintable, format_nbytes
-from tdserve.cli.shell.options import Inquiry, asks_server, take_store
+from tdserve.cli.shell.options import Inquiry, ask_server, take_store
 
 
 @click.command()
@@ -20,7 +20,7 @@ from tdserve.cli.shell.options import Inquiry, asks_server, take_store
 @click.option("--version", type=int, metavar="N", help="Of weights: this version; by default the newest.")
 @click.option("--force", is_flag=True, help="Replace a file or folder that exists.")
 @click.option("--progress/--no-progress", "shows", default=None, help="On stderr; by default if that is a terminal.")
-@asks_server
+@ask_server
 def get(
     inquiry: Inquiry,
     name: str,

@@ -10,7 +10,7 @@ import click
 from tdserve.base.errors import StoreNotFoundError, TDServeError
 from tdserve.cli.screen.progress import RowProgress
 from tdserve.cli.screen.render import escape_unprintable, format_nbytes
-from tdserve.cli.shell.options import CONNECT_TIMEOUT_S, Inquiry, asks_server
+from tdserve.cli.shell.options import CONNECT_TIMEOUT_S, Inquiry, ask_server
 
 if TYPE_CHECKING:
     from tdserve.client.client import Client
@@ -31,7 +31,7 @@ CALL_TIMEOUT_S = 60.0
 @click.option("--no-rows", "is_whole", is_flag=True, help="npz, hdf5: arrays of any sizes, as one row; all in memory.")
 @click.option("--replace", "replaces", is_flag=True, help="Delete a store NAME once the first rows are read.")
 @click.option("--progress/--no-progress", "shows", default=None, help="On stderr; by default if that is a terminal.")
-@asks_server
+@ask_server
 def import_rows(
     inquiry: Inquiry,
     *,

@@ -12,7 +12,7 @@ from tdserve.base.errors import InvalidRequestError, StoreNotFoundError, TDServe
 from tdserve.cli.files.import_rows import CALL_TIMEOUT_S, run_import
 from tdserve.cli.screen.progress import RowProgress
 from tdserve.cli.screen.render import escape_unprintable
-from tdserve.cli.shell.options import Inquiry, asks_server
+from tdserve.cli.shell.options import Inquiry, ask_server
 
 
 @click.command()
@@ -21,7 +21,7 @@ from tdserve.cli.shell.options import Inquiry, asks_server
 @click.option("--key", "keys", metavar="KEY", multiple=True, help="Only this key, nested as a/b; may be repeated.")
 @click.option("--force", is_flag=True, help="Replace a store NAME, also a table, once the first rows are read.")
 @click.option("--progress/--no-progress", "shows", default=None, help="On stderr; by default if that is a terminal.")
-@asks_server
+@ask_server
 def put(
     inquiry: Inquiry,
     path: Path,

@@ -11,7 +11,7 @@ import click
 from tdserve.cli.screen.progress import ProgressLine
 from tdserve.cli.screen.render import escape_unprintable, format_nbytes, print_lines, print_table
 from tdserve.cli.shell.exit_codes import DAMAGED
-from tdserve.cli.shell.options import Inquiry, asks_server
+from tdserve.cli.shell.options import Inquiry, ask_server
 
 if TYPE_CHECKING:
     from tdserve.client.moves.checkpoint_writer import CheckpointProgress
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N checkpoints, this one included."
 )
 @click.option("--list", "lists", is_flag=True, help="Only list the checkpoints that the place has; asks no server.")
-@asks_server
+@ask_server
 def checkpoint(inquiry: Inquiry, place: str, *, keep: int | None, lists: bool) -> int:
     """Write all stores of the server, as they are at one moment, to PLACE, while they are used.
 

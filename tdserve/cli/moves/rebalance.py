@@ -12,7 +12,7 @@ from tdserve.cli.screen.render import escape_unprintable, print_lines
 from tdserve.cli.shell.completion import complete_stores
 from tdserve.cli.shell.exit_codes import find_exit_code
 from tdserve.cli.shell.lasting import print_error
-from tdserve.cli.shell.options import Inquiry, asks_server
+from tdserve.cli.shell.options import Inquiry, ask_server
 
 if TYPE_CHECKING:
     from tdserve.client.cluster.cluster_client import ClusterClient
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--to", "server", type=click.IntRange(min=0), help="Number of the new server, from 0. [default: by hash]")
 @click.option("--drain", "drained", type=click.IntRange(min=0), help="Move all stores away from this server instead.")
 @click.option("--dry-run", is_flag=True, help="Only print what would move.")
-@asks_server
+@ask_server
 def rebalance(
     inquiry: Inquiry, names: tuple[str, ...], *, server: int | None, drained: int | None, dry_run: bool
 ) -> int:

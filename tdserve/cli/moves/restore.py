@@ -14,7 +14,7 @@ import tdserve
 from tdserve.base.errors import InvalidRequestError, RootInUseError
 from tdserve.cli.screen.progress import ProgressLine
 from tdserve.cli.screen.render import escape_unprintable, format_nbytes, print_lines
-from tdserve.cli.shell.options import Inquiry, asks_server
+from tdserve.cli.shell.options import Inquiry, ask_server
 from tdserve.store.roots.root import RESTORING_FOLDER, Root, move_staged_root
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _LOST_AND_FOUND = "lost+found"
     "--prefix", default="", metavar="TEXT", help="Put in front of each name, to restore beside what is there."
 )
 @click.option("--root", type=click.Path(path_type=Path), help="Restore into this root, which no server has open.")
-@asks_server
+@ask_server
 def restore(
     inquiry: Inquiry, place: str, names: tuple[str, ...], *, checkpoint: str | None, prefix: str, root: Path | None
 ) -> None:

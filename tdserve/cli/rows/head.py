@@ -11,7 +11,7 @@ import click
 from tdserve.base.errors import InvalidRequestError
 from tdserve.cli.rows.first_rows import Column, nest_leaves, read_first_columns
 from tdserve.cli.screen.render import print_json, print_lines, print_table
-from tdserve.cli.shell.options import Inquiry, asks_server, report_left_out, take_store
+from tdserve.cli.shell.options import Inquiry, ask_server, report_left_out, take_store
 
 MAX_FILE_NAME = 120
 """Characters of a key in the name of a file."""
@@ -27,7 +27,7 @@ MAX_FILE_NAME = 120
     metavar="DIR",
     help="Write a PNG file of each image here too.",
 )
-@asks_server
+@ask_server
 def head(inquiry: Inquiry, name: str, num_rows: int, folder: FilePath | None) -> int:
     """Show the first rows of store NAME: live rows of a table, the newest version of weights, entries of a keyed store.
 

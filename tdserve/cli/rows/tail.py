@@ -18,7 +18,7 @@ from tdserve.cli.rows.row_lines import make_row_documents, make_row_lines
 from tdserve.cli.screen.render import escape_unprintable, print_json_lines, print_lines
 from tdserve.cli.shell.held_warnings import show_warnings
 from tdserve.cli.shell.number_types import TimeRange
-from tdserve.cli.shell.options import Inquiry, asks_server, report_left_out, take_store
+from tdserve.cli.shell.options import Inquiry, ask_server, report_left_out, take_store
 from tdserve.cli.stores.version_list import COLUMNS, make_version_cells
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ Look = Callable[[bool], list[tuple[str, Any]]]
     metavar="SECONDS",
     help="Time between two looks.",
 )
-@asks_server
+@ask_server
 def tail(inquiry: Inquiry, name: str, *, num_rows: int, follow: bool, interval_s: float) -> int:
     """Show the newest rows of store NAME, one per line: of a table, of a tensordict; of weights the versions.
 

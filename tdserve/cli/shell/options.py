@@ -30,7 +30,7 @@ CONNECT_TIMEOUT_S = 5.0
 Command = Callable[..., Any]
 
 
-def asks_server(command: Command) -> Command:
+def ask_server(command: Command) -> Command:
     """Adds ``--address``, ``--token-file`` and ``--json`` to a command, which gets an ``Inquiry`` first."""
 
     @wraps(command)

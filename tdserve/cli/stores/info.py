@@ -19,7 +19,7 @@ from tdserve.cli.screen.render import (
     to_jsonable,
 )
 from tdserve.cli.shell.completion import complete_stores
-from tdserve.cli.shell.options import Inquiry, asks_server, report_lost
+from tdserve.cli.shell.options import Inquiry, ask_server, report_lost
 from tdserve.cli.stores.ls import show_kind
 from tdserve.client.cluster.cluster_catalog import ClusterCatalog
 from tdserve.client.session.catalog.structure_leaves import describe_leaves
@@ -32,7 +32,7 @@ HIDDEN = ("spec", "name")
 
 @click.command()
 @click.argument("name", required=False, shell_complete=complete_stores)
-@asks_server
+@ask_server
 def info(inquiry: Inquiry, name: str | None) -> int:
     """Show what is known about store NAME, on a terminal with its structure as a tree; without NAME, about the server.
 

@@ -9,7 +9,7 @@ import click
 
 from tdserve.cli.screen.leaf_table import is_on_terminal, print_leaves, print_tree
 from tdserve.cli.screen.render import format_key, print_json, print_lines
-from tdserve.cli.shell.options import Inquiry, asks_server, report_left_out, report_lost, take_store
+from tdserve.cli.shell.options import Inquiry, ask_server, report_left_out, report_lost, take_store
 from tdserve.client.session.catalog.structure_leaves import describe_leaves
 
 
@@ -19,7 +19,7 @@ from tdserve.client.session.catalog.structure_leaves import describe_leaves
 @click.option("--leaves-only", is_flag=True, help="Only tensors.")
 @click.option("--sort", is_flag=True, help="Sorted, instead of in insertion order.")
 @click.option("-l", "--long", "is_long", is_flag=True, help="With type, shape and bytes; always with nested keys.")
-@asks_server
+@ask_server
 def keys(
     inquiry: Inquiry,
     name: str,

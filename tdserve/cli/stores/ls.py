@@ -17,7 +17,7 @@ from tdserve.cli.screen.render import (
     print_lines,
     print_table,
 )
-from tdserve.cli.shell.options import Inquiry, asks_server, report_lost
+from tdserve.cli.shell.options import Inquiry, ask_server, report_lost
 from tdserve.client.cluster.cluster_catalog import ClusterCatalog
 from tdserve.client.session.catalog.catalog_client import CatalogClient
 from tdserve.client.session.catalog.description import StoreDescription
@@ -58,7 +58,7 @@ def _complete_kinds(context: Context, parameter: Parameter, incomplete: str) -> 
     multiple=True,
     help="Only stores of these kinds; may be repeated. Those that cannot be described are left out.",
 )
-@asks_server
+@ask_server
 def ls(inquiry: Inquiry, is_long: bool, kinds: tuple[str, ...]) -> int:
     """List the stores, one name per line; with --long, a table. Of several servers, also the servers of each store."""
     with inquiry.open_catalog() as client:

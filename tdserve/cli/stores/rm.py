@@ -9,7 +9,7 @@ import click
 from tdserve.base.errors import StoreNotFoundError
 from tdserve.cli.screen.render import escape_unprintable, print_lines
 from tdserve.cli.shell.completion import complete_stores
-from tdserve.cli.shell.options import Inquiry, asks_server
+from tdserve.cli.shell.options import Inquiry, ask_server
 
 
 @click.command()
@@ -17,7 +17,7 @@ from tdserve.cli.shell.options import Inquiry, asks_server
 @click.option("--key", "keys", metavar="KEY", multiple=True, help="Delete only this entry of the keyed store NAME.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal nothing is asked.")
 @click.option("--missing-ok", is_flag=True, help="Succeed if there is none.")
-@asks_server
+@ask_server
 def rm(inquiry: Inquiry, names: tuple[str, ...], *, keys: tuple[str, ...], yes: bool, missing_ok: bool) -> None:
     """Delete the stores NAME with all their content, or entries of one; an adopted folder stays as it is.
 

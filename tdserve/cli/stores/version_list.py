@@ -9,7 +9,7 @@ import click
 
 from tdserve.base.errors import WrongStateError
 from tdserve.cli.screen.render import escape_unprintable, format_cell, format_duration, format_nbytes, print_table
-from tdserve.cli.shell.options import Inquiry, asks_server, take_store
+from tdserve.cli.shell.options import Inquiry, ask_server, take_store
 from tdserve.client.session.catalog.description import VersionInfo
 
 COLUMNS = ("version", "size", "published", "age", "metadata")
@@ -17,7 +17,7 @@ COLUMNS = ("version", "size", "published", "age", "metadata")
 
 @click.command()
 @take_store
-@asks_server
+@ask_server
 def versions(inquiry: Inquiry, name: str) -> None:
     """List the versions of weights NAME that are kept, with size, time and metadata, the newest last."""
     with inquiry.open_catalog() as client:

@@ -81,9 +81,9 @@ class ClusterClient(ClusterMoves):
         """Whether it was closed; every call then raises ClosedError."""
         return self.cluster.is_closed
 
-    def later(self, work: Callable[[], _Result], deadline: Deadline = Deadline.never) -> AwaitableFuture[_Result]:
+    def run_later(self, work: Callable[[], _Result], deadline: Deadline = Deadline.never) -> AwaitableFuture[_Result]:
         """Runs work in one of the client's own threads, as in ``BackgroundCalls.run``."""
-        return self.cluster.later(work, deadline)
+        return self.cluster.run_later(work, deadline)
 
     def close(self) -> None:
         """Closes the connections to all servers. Idempotent."""

@@ -130,7 +130,7 @@ def _find_runs(layout: Layout) -> list[_Run]:
         runs = []  # kept once it is whole: other threads read it
         before: list[Slot] = []
         for slot in layout.slots:
-            if before and not _continues(before, slot):
+            if before and not _is_continued_by(before, slot):
                 runs.append(_run(before))
                 before = []
             before.append(slot)
@@ -140,7 +140,7 @@ def _find_runs(layout: Layout) -> list[_Run]:
     return runs
 
 
-def _continues(run: list[Slot], slot: Slot) -> bool:
+def _is_continued_by(run: list[Slot], slot: Slot) -> bool:
     last, step = run[-1], slot.offset - run[-1].offset
     is_alike = (slot.dtype, slot.shape) == (last.dtype, last.shape) and slot.nbytes > 0
     return is_alike and step % ITEMSIZE[slot.dtype] == 0 and step == (last.offset - run[-2].offset if run[1:] else step)

@@ -335,7 +335,7 @@ class GroupEpoch:
         with self._changed:
             # A member that has left has done its part, and the others may continue. Only over NCCL a waiting member
             # would not notice.
-            is_vain = self._channel is None or self._losses.ends_call(loss)
+            is_vain = self._channel is None or self._losses.is_end_of_call(loss)
             is_end = self._losses.take(loss, ends_all=self.nccl is not None or self._channel is None)
             self._changed.notify_all()
             if self._grace is None and is_end:

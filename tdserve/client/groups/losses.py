@@ -62,14 +62,14 @@ class Losses:
         Returns:
             Whether it ends the epoch for this member: then a call under way must be released.
         """
-        if not (ends_all or not loss.has_left or self.ends_call(loss)):
+        if not (ends_all or not loss.has_left or self.is_end_of_call(loss)):
             self._left.setdefault(loss.rank, loss)
             return False
         if self._end is None:
             self._end = loss
         return True
 
-    def ends_call(self, loss: Loss) -> bool:
+    def is_end_of_call(self, loss: Loss) -> bool:
         """Returns whether a lost member cannot have done its part in the call of all members under way."""
         return self._is_of_all and loss.HasField("num_finished") and loss.num_finished < self.num_begun
 
@@ -87,4 +87,4 @@ class Losses:
         """Returns the loss that made the call under way fail, as far as it is known; ``peer`` as for ``find_loss``."""
         if self._end is not None or not self._is_of_all:
             return self.find_loss(peer)
-        return next((loss for loss in self._left.values() if self.ends_call(loss)), None)
+        return next((loss for loss in self._left.values() if self.is_end_of_call(loss)), None)

@@ -25,7 +25,7 @@ from tdserve.structure.tensors.file_tensors import FileTensor, read_into_memory
 from tdserve.structure.tensors.plain_tensors import to_plain
 from tdserve.structure.tensors.torch_types import from_torch, to_torch
 from tdserve.structure.trees.changes import rebatch
-from tdserve.structure.trees.dtypes import holds_all_values
+from tdserve.structure.trees.dtypes import has_all_values
 from tdserve.structure.trees.matching import describe_misfit
 from tdserve.structure.trees.nodes import Form, Ragged
 from tdserve.structure.trees.tree import (
@@ -37,7 +37,7 @@ from tdserve.structure.trees.tree import (
     ValueLeaf,
     check_node,
     describe,
-    fits,
+    is_compatible,
     quote,
     show,
 )
@@ -83,7 +83,7 @@ class FittedValue(NamedTuple):
             entry = chosen.values_by_path.get(path) or chosen.find(path, store=store)
             if isinstance(leaf, ValueLeaf) and isinstance(entry, ValueLeaf):
                 entry = entry._replace(per_row=leaf.per_row)
-            if not fits(entry, leaf):
+            if not is_compatible(entry, leaf):
                 expected, actual = describe(entry), describe_misfit(entry, leaf)
                 raise SpecMismatchError(store=store, key=show(path), expected=expected, actual=actual)
 
@@ -256,7 +256,7 @@ class _Fitting:
         for below, leaf in captured.spec.tensors:
             full = (*path, *below)
             entry = self._read_entry(entries, full, len(path), captured.tensors[below])
-            if fits(entry, leaf):
+            if is_compatible(entry, leaf):
                 self.tensors[full] = captured.tensors[below]
             elif isinstance(entry, TensorLeaf) and self.manner is not Manner.ENTRY:
                 self.tensors[full] = self._broadcast(captured.tensors[below], entry, full)
@@ -276,7 +276,7 @@ class _Fitting:
                 continue
             is_single = isinstance(entry, ValueLeaf) and entry.ragged is None and not value_leaf.per_row
             is_fit = isinstance(entry, ValueLeaf) and (
-                (is_single and value_leaf.ragged is None) or fits(entry, value_leaf)
+                (is_single and value_leaf.ragged is None) or is_compatible(entry, value_leaf)
             )
             if not is_fit:
                 raise self.make_mismatch(full, describe(entry), describe(value_leaf))
@@ -325,7 +325,7 @@ class _Fitting:
         actual = TensorLeaf(from_torch(tensor.dtype), tuple(tensor.shape))
         if actual.dtype != leaf.dtype:
             is_typed = isinstance(value, (torch.Tensor, np.ndarray))
-            if is_typed and not holds_all_values(leaf.dtype, actual.dtype):
+            if is_typed and not has_all_values(leaf.dtype, actual.dtype):
                 found_text = describe_misfit(leaf._replace(shape=actual.shape), actual)
                 raise self.make_mismatch(path, self._describe_wanted(leaf), found_text)
             tensor = tensor.to(to_torch(leaf.dtype))

@@ -23,9 +23,9 @@ from tdserve.client.handles.tensordict_names import (
     Kind,
     find_argument,
     find_kind,
+    is_inplace_wanted,
     is_property,
     make_unassignable,
-    wants_inplace,
 )
 from tdserve.client.handles.view_calls import is_view_call, rename_argument
 from tdserve.client.handles.write_calls import WriteCalls
@@ -341,7 +341,7 @@ class TensorDictCalls(WriteCalls):
 
     def _perform(self, name: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """Performs a reading call on a local copy. A store or view as ``out=`` is written with one ``update_``."""
-        if wants_inplace(name, args, kwargs):
+        if is_inplace_wanted(name, args, kwargs):
             reason = "write what it returns without that: update_ what fits; else del_ the key, and set it"
             raise NotSupportedError(feature=f"{name}(inplace=True) on a store", reason=reason)
         out = find_argument(name, "out", args, kwargs)

@@ -147,7 +147,7 @@ def is_property(name: str) -> bool:
     return isinstance(_STATIC.get(name), property)
 
 
-def wants_inplace(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
+def is_inplace_wanted(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Returns whether a call passes ``inplace=True``, by position or by name."""
     given = None if name in _FOR_ANOTHER else find_argument(name, "inplace", args, kwargs)
     return given is not None and given is not False

@@ -16,7 +16,7 @@ from tdserve.data.places import Places
 from tdserve.messages.content import write_layout
 from tdserve.messages.selection.selection import Selection
 from tdserve.messages.selection.torch_selection import to_torch_index
-from tdserve.store.rows.shown_memory import shows_store
+from tdserve.store.rows.shown_memory import is_view_of_store
 from tdserve.store.weights.versions import VersionFile, list_leaf_places
 from tdserve.structure.captures.capture import Captured
 from tdserve.structure.tensors.file_tensors import MAX_BLOCK_BYTES, FileTensor, split_spans
@@ -118,7 +118,7 @@ def _prepare_copies(store: MappedStore, selection: Selection, captured: Captured
     index = to_torch_index(selection, store.spec.batch_size) if selection.items else ()
     for path, tensor in captured.tensors.items():
         leaf = store.leaves[path]
-        if not isinstance(tensor, FileTensor) and shows_store(tensor, store.folder):
+        if not isinstance(tensor, FileTensor) and is_view_of_store(tensor, store.folder):
             tensor = tensor.clone()
         if isinstance(tensor, FileTensor) and (not index or _is_basic(index)):
             for block in split_spans(tuple(tensor.shape), tensor.element_size()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from tdserve.client.session.session import Session
-from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS, allows_local
+from tdserve.rules.channel_transports import CHANNEL_TRANSPORTS, is_local_allowed
 
 FALL_BACK_S = 4.0
 """Time for the first channel: a call waits for half of it, and then opens a session that needs but the server's own
@@ -27,7 +27,7 @@ class OnePort:
 
     def __init__(self, asked: str) -> None:
         self.why = ""
-        self._falls_back = allows_local(asked)
+        self._falls_back = is_local_allowed(asked)
         self._has_logged = False
 
     def learn(self, former: Session | None) -> None:

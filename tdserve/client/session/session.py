@@ -39,7 +39,7 @@ from tdserve.client.session.requests.pending import OnAnnounced, OnAnswer, OnPer
 from tdserve.client.session.requests.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection, SessionStream
 from tdserve.control.status import encode_failure
-from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS, allows_local
+from tdserve.rules.channel_transports import BASE_TRANSPORT, CHANNEL_TRANSPORTS, is_local_allowed
 from tdserve.structure.trees.tree import Spec
 from tdserve.transport.channel import Channel
 from tdserve.transport.gloo import CLIENT_RANK
@@ -133,7 +133,7 @@ class Session:
             channel = check_channel(self.welcome, gpu, transport=transport, address=self.address)
             self.channel_transport, self.why_not_channel = channel
             self.device = gpu.device if CHANNEL_TRANSPORTS[channel.transport].needs_device else ""
-            if allows_local(transport) and not self.device:
+            if is_local_allowed(transport) and not self.device:
                 self._open_local(transport, access or FileAccess())
         except BaseException:
             self.close()

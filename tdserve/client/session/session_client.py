@@ -316,7 +316,7 @@ class SessionClient:
             session.end_request(number)
         return getattr(answer.done.catalog, field)
 
-    def later(self, work: Callable[[], _Result], deadline: Deadline = Deadline.never) -> AwaitableFuture[_Result]:
+    def run_later(self, work: Callable[[], _Result], deadline: Deadline = Deadline.never) -> AwaitableFuture[_Result]:
         """Runs work in one of the client's own threads, as in ``BackgroundCalls.run``."""
         return self._background.run(work, deadline=deadline)
 
@@ -324,7 +324,7 @@ class SessionClient:
         self, work: Callable[[], _Result], deadline: Deadline, return_early: bool
     ) -> _Result | AwaitableFuture[_Result]:
         """Runs work now and returns its result, or in the background and returns a future."""
-        return self.later(work, deadline) if return_early else work()
+        return self.run_later(work, deadline) if return_early else work()
 
     def perform_in_turn(
         self, name: str, work: Callable[[], _Result], deadline: Deadline, return_early: bool
@@ -340,7 +340,7 @@ class SessionClient:
         self._background.wait(name, deadline)
         return work()
 
-    def wants_arrays(self, numpy: bool | None, device: Any = None) -> bool:
+    def is_numpy_wanted(self, numpy: bool | None, device: Any = None) -> bool:
         """Returns whether a call hands over NumPy arrays.
 
         Args:
@@ -354,8 +354,8 @@ class SessionClient:
         return self.numpy if chosen is None else chosen
 
     def hand_over(self, found: Any, numpy: bool | None = None, device: Any = None) -> Any:
-        """Returns what a call has read, in the form that its caller wants; arguments as in ``wants_arrays``."""
-        return to_arrays(found) if self.wants_arrays(numpy, device) else found
+        """Returns what a call has read, in the form that its caller wants; arguments as in ``is_numpy_wanted``."""
+        return to_arrays(found) if self.is_numpy_wanted(numpy, device) else found
 
     @property
     def is_closed(self) -> bool:

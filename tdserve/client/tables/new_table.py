@@ -12,7 +12,7 @@ from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.rules.replay.settings import Settings
 from tdserve.structure.captures.capture import Captured, capture
-from tdserve.structure.captures.declaring import Declared, declare_ragged, widens
+from tdserve.structure.captures.declaring import Declared, declare_ragged, is_widened
 from tdserve.structure.captures.fake_tensors import to_structure_capture
 from tdserve.structure.trees.matching import quote
 from tdserve.v1 import control_pb2
@@ -59,7 +59,7 @@ def create_table(
         # Rows of another size may have been written since another client created it with the same row.
         found = client.catalog.describe(name, timeout_s=0) if options.exists_ok else None
         is_same = found is not None and (found.settings, found.capacity) == (request.settings, capacity)
-        if found is None or not is_same or not widens(spec, found.spec):
+        if found is None or not is_same or not is_widened(spec, found.spec):
             raise
         check_storage(found, request)
         return found

@@ -63,7 +63,7 @@ class QueueHandle(TableHandle):
             DeadlineExceededError: There were not enough in time. Nothing was taken.
         """
         num_rows = check_num_rows(num_rows, None)
-        conditions = Conditions(max_lag=max_lag).for_take(num_rows, min_rows, lease_s)
+        conditions = Conditions(max_lag=max_lag).adapt_to_take(num_rows, min_rows, lease_s)
         taken = self._draws.take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
         return taken if ack else taken.rows
 
@@ -129,5 +129,5 @@ class QueueHandle(TableHandle):
             timeout_s: Seconds that one batch may take; after that the iterator raises DeadlineExceededError.
         """
         num_rows = check_num_rows(num_rows, device)
-        conditions = Conditions(max_lag=max_lag).for_take(num_rows, min_rows, lease_s)
+        conditions = Conditions(max_lag=max_lag).adapt_to_take(num_rows, min_rows, lease_s)
         return self._draws.take_batches(num_rows, conditions, timeout_s, device=device, pad=pad, numpy=numpy)

@@ -193,7 +193,9 @@ class ReplayHandle(TableHandle):
         Other arguments and errors as in :meth:`sample`.
         """
         num_rows = check_num_rows(num_rows, None)
-        conditions = Conditions(require, consumer, group_by, group_size, max_lag).for_take(num_rows, min_rows, lease_s)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag).adapt_to_take(
+            num_rows, min_rows, lease_s
+        )
         taken = self._draws.take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
         return taken if ack else taken.rows
 
@@ -329,7 +331,9 @@ class ReplayHandle(TableHandle):
         num_rows = check_num_rows(num_rows, device)
         seconds = self._client.timeout_s if timeout_s is None else timeout_s
         deadline = self._client.make_deadline(timeout_s)
-        conditions = Conditions(require, consumer, group_by, group_size, max_lag).for_take(num_rows, min_rows, lease_s)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag).adapt_to_take(
+            num_rows, min_rows, lease_s
+        )
         share = parse_table_share(self, rank, world_size, step, balance, run, deadline)
         ahead = check_ahead(prefetch, drop, consumer, share, min_rows=min_rows, lease_s=lease_s)
         step_count = None if share is None else self._get_step_count(share)

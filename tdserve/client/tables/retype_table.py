@@ -14,7 +14,7 @@ from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.session.store_changes import create_store
 from tdserve.structure.captures.capture import capture
-from tdserve.structure.captures.declaring import widen_row, widens
+from tdserve.structure.captures.declaring import is_widened, widen_row
 from tdserve.structure.trees import codec
 from tdserve.structure.trees.nodes import Form
 from tdserve.structure.trees.tree import Spec
@@ -98,7 +98,7 @@ def find_current_description(
     except StoreNotFoundError:
         description = _await_renewal(client, name, deadline)
     description.check_kind(kind)
-    return description if description.spec != row and widens(row, description.spec) else None
+    return description if description.spec != row and is_widened(row, description.spec) else None
 
 
 def _await_renewal(client: SessionClient, name: str, deadline: Deadline) -> StoreDescription:

@@ -79,7 +79,7 @@ class RowDraws:
             is_plain=conditions == NO_CONDITIONS and not is_lease and share is None and table.settings.min_drawable > 0,
             is_ordered=table.settings.sampler.is_ordered,
             is_exact=not is_lease and share is None and table.settings.sampler.is_exact,
-            is_numpy=table.client.wants_arrays(numpy, device),
+            is_numpy=table.client.is_numpy_wanted(numpy, device),
             share=share,
             awaits_done=table.settings.max_times_sampled > 0 and share is None,  # a draw for ranks is on record before
             min_rows=min_rows,

@@ -292,7 +292,7 @@ def imitate(
             path: torch.empty(leaf.shape, dtype=to_torch(leaf.dtype), device=wanted) for path, leaf in spec.tensors
         }
 
-    def without_content(leaf: torch.Tensor) -> torch.Tensor:
+    def drop_content(leaf: torch.Tensor) -> torch.Tensor:
         if leaf.is_meta or isinstance(leaf, FakeTensor):
             return leaf
         if leaf.is_nested and leaf.layout is torch.strided:
@@ -312,5 +312,5 @@ def imitate(
         columns = pad_ragged(shown, tensors, values, pad)
         td = build(columns.spec.without_state, columns.tensors, columns.values)
         has_tensors = spec.has_ragged or any(leaf.is_unbatched for _, leaf in spec.values)
-        td = change_tensors(td, without_content) if has_tensors else td
+        td = change_tensors(td, drop_content) if has_tensors else td
         return restore_state(td, columns.spec.root) if columns.spec.has_state else td

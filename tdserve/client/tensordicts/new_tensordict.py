@@ -29,7 +29,7 @@ from tdserve.client.tensordicts.reading import open_store
 from tdserve.client.transfers.write import write_selection
 from tdserve.messages.selection.selection import EVERYTHING
 from tdserve.rules.catalog import make_identity
-from tdserve.rules.channel_transports import LOCAL_TRANSPORT, allows_local
+from tdserve.rules.channel_transports import LOCAL_TRANSPORT, is_local_allowed
 from tdserve.structure.captures.adapting import adapt
 from tdserve.structure.captures.array_dicts import read_dict
 from tdserve.structure.captures.capture import Captured, capture
@@ -177,7 +177,7 @@ def adopt_folder(
         pending = session.send(request, adopt=asked)
         return pending.wait(compute_answer_timeout_s(deadline), f"the adoption of {asked.path!r}")
 
-    if client.session(deadline).local is None and not allows_local(client.transport):
+    if client.session(deadline).local is None and not is_local_allowed(client.transport):
         beside = replace(client.recipe, transport=LOCAL_TRANSPORT, device=None).make()
         try:
             beside.call(attempt, deadline, request=beside.requests.begin_change())

@@ -196,7 +196,7 @@ class Coalescer(ABC, Generic[_Part]):
             self._advance()
         elif self.is_waiting:
             try:
-                self._client.later(self._advance)
+                self._client.run_later(self._advance)
             except ClosedError:
                 self._advance()  # each part fails by itself
 

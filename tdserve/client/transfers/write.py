@@ -370,7 +370,7 @@ class _EarlyWrite:
 
     def _retry(self) -> None:
         self._on_later()
-        written = self._client.later(self._write, self._deadline)
+        written = self._client.run_later(self._write, self._deadline)
         written.add_done_callback(lambda _: self._client.requests.end(self._request))
         written.pass_on(self.future)
 

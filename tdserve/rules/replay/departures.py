@@ -62,7 +62,7 @@ class Departures:
         state = self._state
         if state.ring.pins:
             rows = rows[~state.ring.pins.contains(rows)]
-        return rows[~state.selectors.leases.holds(rows)] if state.selectors.leases.num_leased else rows
+        return rows[~state.selectors.leases.is_leased(rows)] if state.selectors.leases.num_leased else rows
 
     def count_too_old(self, max_lag: int) -> int:
         """Returns the number of rows that are too old, minus those that the last :meth:`discard` spared."""

@@ -86,7 +86,7 @@ class TableSamples:
             self._check_not_over(conditions, num_rows, num_batches)
             return None
         found = len(state.selectors.get(conditions))
-        is_too_few = found < (total if is_apart else 1) or self._waits_for_more(conditions, num_rows, found)
+        is_too_few = found < (total if is_apart else 1) or self._is_waiting_for_more(conditions, num_rows, found)
         if not total or is_too_few:
             self._check_not_over(conditions, num_rows, num_batches)
             return None
@@ -241,7 +241,7 @@ class TableSamples:
         if reason:
             raise InvalidRequestError(argument="consumer", reason=reason)
 
-    def _waits_for_more(self, conditions: SampleConditions, num_rows: int, num_members: int) -> bool:
+    def _is_waiting_for_more(self, conditions: SampleConditions, num_rows: int, num_members: int) -> bool:
         """Returns whether the sampler would refuse that many rows although more may come: rows that are young enough,
         or that are being written. Of a closed table the end is told from that."""
         state = self._state

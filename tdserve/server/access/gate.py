@@ -51,7 +51,7 @@ class Gate:
             self.audit.note_refusal(caller, error, call=kind, store=str(getattr(asked, "store", "")))
             raise
 
-    def allows_notice(self, caller: Caller, kind: str, asked: Any) -> bool:
+    def is_notice_allowed(self, caller: Caller, kind: str, asked: Any) -> bool:
         """Returns whether the token grants a message that has no answer; notes it otherwise."""
         try:
             caller.grant.check(kind, asked)

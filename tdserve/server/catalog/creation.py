@@ -283,11 +283,11 @@ def explain_structure(store: OpenedStore, wanted: StoreRecord, spec: Spec) -> st
     """Returns how the structure of a store differs from the requested one; None if it does not."""
     if KINDS[wanted.kind].has_versions or store.record.fingerprint == wanted.fingerprint:
         return None
-    named = _without_added_leaves(store, spec)
+    named = _drop_added_leaves(store, spec)
     return None if named.fingerprint == spec.fingerprint else describe_difference(named.root, spec.root)
 
 
-def _without_added_leaves(store: OpenedStore, wanted: Spec) -> Spec:
+def _drop_added_leaves(store: OpenedStore, wanted: Spec) -> Spec:
     """Returns the structure of a store, or of a row of a table, without leaves that came later and that a caller does
     not name: a program that has created the table finds it again."""
     spec = store.row_spec or store.spec

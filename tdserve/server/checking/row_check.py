@@ -101,7 +101,7 @@ def check_rows(checked: CheckedRoot, record: StoreRecord, stored: Spec) -> Itera
     yield from _check_changed(checked, record, stored, folder)
     yield from _check_age(checked, record, folder)
     is_summed = is_summed and not record.adopted
-    if is_summed and not any(_differs(folder / name, nbytes) for name, nbytes in list_sizes(stored)):
+    if is_summed and not any(_has_other_size(folder / name, nbytes) for name, nbytes in list_sizes(stored)):
         yield from _check_sums(checked, record, stored, generations, bad_rows, damaged_sums)
     elif damaged_sums:
         yield Finding(sums_name, damaged_sums, record.name, remedy=LATER)
@@ -151,13 +151,13 @@ def check_files(checked: CheckedRoot, record: StoreRecord, stored: Spec, folder:
             yield Finding(checked.get_name(path), "other metadata than was written", record.name, repair=repair)
     for name, nbytes in list_sizes(stored):
         path = folder / name
-        if _differs(path, nbytes):
+        if _has_other_size(path, nbytes):
             found = f"{path.stat().st_size} bytes" if path.is_file() else "no file"
             reason, repair = f"{found} instead of {nbytes} bytes", partial(resize, path, nbytes)
             yield Finding(checked.get_name(path), reason, record.name, repair=repair)
 
 
-def _differs(path: Path, nbytes: int) -> bool:
+def _has_other_size(path: Path, nbytes: int) -> bool:
     return not path.is_file() or path.stat().st_size != nbytes
 
 

@@ -41,7 +41,7 @@ class DamageChecks:
         Raises:
             DamagedRowError: One is damaged.
         """
-        if store.record.checksum and not _replaces_rows(store.spec, asked):
+        if store.record.checksum and not _is_replacing_rows(store.spec, asked):
             await self._compare(store, rows)
 
     async def check_all(self, store: OpenedStore) -> None:
@@ -63,7 +63,7 @@ class DamageChecks:
             store.check_current()  # it may have been deleted since
 
 
-def _replaces_rows(spec: Spec, asked: control_pb2.WriteRequest) -> bool:
+def _is_replacing_rows(spec: Spec, asked: control_pb2.WriteRequest) -> bool:
     """Returns whether a write certainly replaces all content of each of its rows."""
     keys = decode_paths(asked.keys)
     paths = [path for path, _ in (*spec.tensors, *spec.values)]

@@ -240,7 +240,7 @@ def _count_up(values: NDArray[np.int64], piece: slice | NDArray[np.int64]) -> No
 
 def is_free(store: OpenedStore, rows: RowSet) -> bool:
     """Returns whether no write has one of these rows."""
-    return not any(rows.overlaps(others) for others in store.writes)
+    return not any(rows.has_overlap(others) for others in store.writes)
 
 
 async def wait_for_others(session: ClientSession, store: OpenedStore, rows: RowSet, deadline: Deadline) -> None:

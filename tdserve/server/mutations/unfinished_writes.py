@@ -211,7 +211,7 @@ class UnfinishedWrites:
         if left_s > 0:
             asyncio.get_running_loop().call_later(left_s, self._drop_after_grace, store, overwrite)
             return
-        if any(lost.rows.overlaps(others) for others in store.writes):  # another write has them
+        if any(lost.rows.has_overlap(others) for others in store.writes):  # another write has them
             self._process_watch.watch(lost.lock_name, partial(self._let_go, store, lost))
             return
         dropping = self._drop(store, lost)

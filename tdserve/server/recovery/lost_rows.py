@@ -190,7 +190,7 @@ class LostRows:
     def find_writers(self, rows: RowSet) -> list[str]:
         """Returns the lock names of the writers that have left some of these rows unfinished, gone or not; or what
         takes their place."""
-        return [each.lock_name for each in self.overwrites if each.rows.overlaps(rows)]
+        return [each.lock_name for each in self.overwrites if each.rows.has_overlap(rows)]
 
     def is_grace_over(self, rows: RowSet, until_s: float) -> bool:
         """Returns whether there is no reason to wait until ``until_s`` any more: no writer can repeat its write of

@@ -27,9 +27,9 @@ from tdserve.rules.access.grants import Grant
 from tdserve.rules.channel_transports import (
     CHANNEL_TRANSPORTS,
     SessionEnds,
-    allows_local,
     check_available,
     choose_channel,
+    is_local_allowed,
 )
 from tdserve.rules.trusted_network import TrustedNetwork, is_range
 from tdserve.server.access.gate import Gate
@@ -271,7 +271,7 @@ class Sessions:
 
     def _make_invitation(self, hello: control_pb2.Hello) -> Invitation | None:
         """Returns an invitation for a client on this machine that may map the files; None for others."""
-        return Invitation.make() if self._is_here(hello) and allows_local(hello.transport) else None
+        return Invitation.make() if self._is_here(hello) and is_local_allowed(hello.transport) else None
 
     def _is_here(self, hello: control_pb2.Hello) -> bool:
         return bool(hello.boot_id) and hello.boot_id == self._boot_id

@@ -39,7 +39,7 @@ async def compute_row_numbers(selection: Selection, table: TableState, *, lost: 
         SelectionError: The index does not fit, or has more than one dimension.
     """
     num_numbers = table.ring.num_used
-    if _needs_last_row(selection):
+    if _is_last_row_needed(selection):
         found: list[int] = []
         await run_in_turns(_find_last_live(table, found))
         num_numbers = found[0] + 1
@@ -82,7 +82,7 @@ def _join(pieces: list[Rows]) -> Rows:
     return joined
 
 
-def _needs_last_row(selection: Selection) -> bool:
+def _is_last_row_needed(selection: Selection) -> bool:
     """Returns whether an index counts from the end or is a mask; the meaning of others does not depend on the number
     of rows."""
     for item in selection.items:

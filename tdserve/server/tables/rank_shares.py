@@ -103,7 +103,7 @@ class RankShares:
         if draw.shares is None:
             await self._deal(session, store, draw)
         rows = RowSet.from_rows(draw.rows)
-        while store.writes and any(rows.overlaps(others) for others in store.writes):
+        while store.writes and any(rows.has_overlap(others) for others in store.writes):
             store.lost.check(rows, store=store.name, remedy="continue with the next step")
             await wait_for_others(session, store, rows, deadline)
         return plan_share(store.get_table(), draw, share.rank)

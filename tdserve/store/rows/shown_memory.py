@@ -24,7 +24,7 @@ def note_shown(mapping: Mapping) -> None:
     weakref.finalize(mapping, shown_mappings.pop, begin, None).atexit = False
 
 
-def shows_store(tensor: torch.Tensor, folder: FilePath) -> bool:
+def is_view_of_store(tensor: torch.Tensor, folder: FilePath) -> bool:
     """Returns whether a tensor in memory may show what is in the files of a store.
 
     It is true of every mapping that was handed out, of whichever store: a copy more does no harm.

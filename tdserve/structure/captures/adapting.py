@@ -13,7 +13,7 @@ import torch
 from tdserve.structure.captures.captured import Captured, share_spec
 from tdserve.structure.tensors.torch_types import to_torch
 from tdserve.structure.trees.changes import replace_entries
-from tdserve.structure.trees.dtypes import holds_all_values
+from tdserve.structure.trees.dtypes import has_all_values
 from tdserve.structure.trees.nodes import Entry, Path, TensorLeaf, ValueLeaf
 from tdserve.structure.trees.tree import Spec
 
@@ -64,7 +64,7 @@ def _plan(spec: Spec, like: Spec, ignores: frozenset[str]) -> _Adaptation:
     changed: dict[Path, Entry] = {}
     for path, leaf in spec.tensors:
         dtype = _get_dtype(wanted.get(path))
-        if dtype is not None and dtype != leaf.dtype and holds_all_values(dtype, leaf.dtype):
+        if dtype is not None and dtype != leaf.dtype and has_all_values(dtype, leaf.dtype):
             changed[path] = leaf._replace(dtype=dtype)
     if changed:
         root = replace_entries(root, changed)

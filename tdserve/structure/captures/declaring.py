@@ -82,7 +82,7 @@ def widen_row(row: Spec, batch: Captured) -> Spec | None:
         around = batch.spec.find(path[:-1])
         is_row_of_stack = isinstance(around, Node) and around.stack_dim == 0
         old = wanted.get(path)
-        if old is not None and is_row_of_stack and _differs_in_size(old, tensor_leaf):
+        if old is not None and is_row_of_stack and _has_other_size(old, tensor_leaf):
             free = tuple(dim for dim, size in enumerate(old.shape) if size != tensor_leaf.shape[dim + 1])
             changed[path] = _make_ragged_tensor(old, path, free, row, Form.STACK)
     if not changed:
@@ -93,12 +93,12 @@ def widen_row(row: Spec, batch: Captured) -> Spec | None:
     return Spec(_mark_stacks(replace_entries(row.root, changed), ()))
 
 
-def widens(row: Spec, found: Spec) -> bool:
+def is_widened(row: Spec, found: Spec) -> bool:
     """Returns whether a structure is that of a row, except for its ragged entries."""
-    return found.has_ragged and _widens(row.root, found.root)
+    return found.has_ragged and _is_node_widened(row.root, found.root)
 
 
-def _widens(row: Node, found: Node) -> bool:
+def _is_node_widened(row: Node, found: Node) -> bool:
     if row.tensorclass != found.tensorclass:
         return False
     if found.inner is not None:
@@ -106,12 +106,12 @@ def _widens(row: Node, found: Node) -> bool:
     theirs = dict(found.entries)
     if row.batch_size != found.batch_size or theirs.keys() != dict(row.entries).keys():
         return False
-    return all(_widens_entry(entry, theirs[key]) for key, entry in row.entries)
+    return all(_is_entry_widened(entry, theirs[key]) for key, entry in row.entries)
 
 
-def _widens_entry(row: Entry, found: Entry) -> bool:
+def _is_entry_widened(row: Entry, found: Entry) -> bool:
     if isinstance(row, Node):
-        return isinstance(found, Node) and _widens(row, found)
+        return isinstance(found, Node) and _is_node_widened(row, found)
     if isinstance(found, ValueLeaf) and found.ragged is not None and isinstance(row, TensorLeaf):
         shape = (*found.batch_size, *found.ragged.shape)
         is_alike = row.dtype == found.ragged.dtype and len(shape) == len(row.shape)
@@ -145,7 +145,7 @@ def _widen_entry(row: Spec, path: Path, old: TensorLeaf, leaf: ValueLeaf, elemen
     return ValueLeaf(old.shape[:depth], bool(depth), ragged._replace(shape=shape))
 
 
-def _differs_in_size(old: TensorLeaf, new: TensorLeaf) -> bool:
+def _has_other_size(old: TensorLeaf, new: TensorLeaf) -> bool:
     return old.dtype == new.dtype and len(old.shape) + 1 == len(new.shape) and old.shape != new.shape[1:]
 
 

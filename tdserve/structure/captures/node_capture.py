@@ -31,7 +31,7 @@ from tdserve.structure.tensordict_private import (
 )
 from tdserve.structure.tensordicts.instances import get_class_name
 from tdserve.structure.tensordicts.state import read_params
-from tdserve.structure.tensordicts.views import iter_items, shows_others
+from tdserve.structure.tensordicts.views import is_shown_by_entry, iter_items
 from tdserve.structure.trees.nodes import (
     MAX_DEPTH,
     Entry,
@@ -96,7 +96,7 @@ class NodeReader(StackReader):
         kind = type(td)
         if isinstance(td, type):
             raise self._make_capture_error(f"the class {td.__qualname__}", path, "only instances can be sent")
-        if kind is TensorDict or (shows_others(kind) and not self.is_destination):
+        if kind is TensorDict or (is_shown_by_entry(kind) and not self.is_destination):
             return td, {}, None, None
         if kind is TensorDictParams:
             plain, extra, tensorclass, _ = self._unwrap(params_content(td), path)

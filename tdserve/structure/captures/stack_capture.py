@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from tdserve.base.errors import SpecMismatchError
 from tdserve.structure.captures.leaf_capture import LeafReader
-from tdserve.structure.stacks.annotation import annotate, count_levels, find_shared_values, needs_note
+from tdserve.structure.stacks.annotation import annotate, count_levels, find_shared_values, is_note_needed
 from tdserve.structure.stacks.common_structure import CapturedPart, join_parts, summarise
 from tdserve.structure.stacks.elements import (
     Element,
@@ -208,7 +208,7 @@ class StackReader(LeafReader):
         if parts is None or any(part.root.inner is not None for part in parts):  # such a part is one element
             parts = [self._capture_part(member, path, around) for member in map(read_into_memory, td.tensordicts)]
         members = tuple(part.root for part in parts)
-        if not needs_note(members, batch_size, is_locked=bool(td.is_locked)):
+        if not is_note_needed(members, batch_size, is_locked=bool(td.is_locked)):
             return ()
         self._check_depth(members, path)
         for below in (below for member in members if 0 in around for below in find_shared_values(member)):

@@ -21,7 +21,7 @@ Look = Callable[[Any, tuple[int, ...]], Node]
 """Captures a member by itself; the dimensions that number its elements are given."""
 
 
-def needs_note(members: Sequence[Node], batch_size: tuple[int, ...], *, is_locked: bool) -> bool:
+def is_note_needed(members: Sequence[Node], batch_size: tuple[int, ...], *, is_locked: bool) -> bool:
     """Returns whether a stack would be rebuilt differently from its elements alone.
 
     Args:
@@ -61,7 +61,7 @@ def annotate(td: Any, elements: Any, wanted: Node, *, look: Look, is_locked: boo
         is_known = len(wanted.members) != len(nodes) or is_same(wanted.members, [*nodes.values()], is_locked=is_locked)
         return elements if is_known else None
     if wanted.stack_dim is not None and not wanted.members:
-        others = [number for number, node in nodes.items() if needs_note([node], batch_size, is_locked=False)]
+        others = [number for number, node in nodes.items() if is_note_needed([node], batch_size, is_locked=False)]
     flat = flatten_elements(elements, depth)
     if 0 <= dim < depth:
         groups = group_parts(range(len(flat)), batch_size, dim)

@@ -13,7 +13,7 @@ from tdserve.structure.tensordict_private import (
     content_of,
     entries_of,
     has_hooks,
-    locks_content,
+    has_locked_content,
     params_content,
     set_content,
 )
@@ -66,7 +66,7 @@ def read_params(td: TensorDictParams) -> Params:
     if has_hooks(td):
         reason = "hooks are code, which cannot be sent; send its content, .to_tensordict()"
         raise NotSupportedError(feature="a TensorDictParams with hooks", reason=reason)
-    return Params(td.no_convert, locks_content(td), bool(params_content(td).is_locked), not td.training)
+    return Params(td.no_convert, has_locked_content(td), bool(params_content(td).is_locked), not td.training)
 
 
 def make_params(content: Any, params: Params) -> TensorDictParams:

@@ -14,7 +14,7 @@ from tdserve.structure.tensors.file_tensors import is_in_file, iter_file_items
 from tdserve.structure.trees.tree import Path, quote
 
 
-def shows_others(kind: type) -> bool:
+def is_shown_by_entry(kind: type) -> bool:
     """Returns whether tensordicts of a class are read entry by entry.
 
     These are sub-tensordicts, the lazy views (``view``, ``permute``, ``transpose``, ``squeeze``, ``unsqueeze``) of
@@ -62,7 +62,7 @@ def _check_unlockable(td: Any, call: str, advice: str) -> None:
 
 
 def _borrow(td: Any, path: Path) -> Iterator[tuple[Path, type]]:
-    if shows_others(type(td)):
+    if is_shown_by_entry(type(td)):
         yield path, type(td)
     elif isinstance(td, LazyStackedTensorDict):
         for row in td.tensordicts:

@@ -219,15 +219,15 @@ def replace_entries(node: Node, changed: Mapping[Path, Entry], path: Path = ()) 
 def drop_batch_dim(node: Node, dim: int) -> Node:
     """Returns the tree without a batch dimension: one row of a lazy stack."""
 
-    def without(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    def drop_size(sizes: tuple[int, ...]) -> tuple[int, ...]:
         return sizes[:dim] + sizes[dim + 1 :]
 
     entries: list[tuple[str, Entry]] = []
     for key, entry in node.entries:
         if isinstance(entry, TensorLeaf):
-            entry = entry._replace(shape=without(entry.shape))
+            entry = entry._replace(shape=drop_size(entry.shape))
         elif isinstance(entry, ValueLeaf):
-            batch_size = without(entry.batch_size)
+            batch_size = drop_size(entry.batch_size)
             entry = entry._replace(batch_size=batch_size, per_row=entry.per_row and bool(batch_size))
         else:
             entry = drop_batch_dim(entry, dim)
@@ -243,7 +243,7 @@ def drop_batch_dim(node: Node, dim: int) -> Node:
     elif stack_dim is not None:
         stack_dim = None if stack_dim == dim else stack_dim - (stack_dim > dim)
     return node._replace(
-        batch_size=without(node.batch_size),
+        batch_size=drop_size(node.batch_size),
         names=names if names is not None and any(name is not None for name in names) else None,
         entries=tuple(entries),
         stack_dim=stack_dim,

@@ -56,7 +56,7 @@ _COMPLEX: dict[str, str] = {"complex32": "float16", "complex64": "float32", "com
 """Dtype of the parts."""
 
 
-def holds_all_values(wider: str, dtype: str) -> bool:
+def has_all_values(wider: str, dtype: str) -> bool:
     """Returns whether every value of ``dtype`` is a value of ``wider``, so that a conversion loses nothing.
 
     Real numbers are not converted to complex ones, nor float8 to anything.
@@ -64,7 +64,7 @@ def holds_all_values(wider: str, dtype: str) -> bool:
     if wider == dtype:
         return True
     if wider in _COMPLEX and dtype in _COMPLEX:
-        return holds_all_values(_COMPLEX[wider], _COMPLEX[dtype])
+        return has_all_values(_COMPLEX[wider], _COMPLEX[dtype])
     if wider in _FLOATS and dtype in _FLOATS:
         digits, lowest, highest = _FLOATS[dtype]
         wide_digits, wide_lowest, wide_highest = _FLOATS[wider]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tdserve.base.errors import SpecMismatchError
-from tdserve.structure.trees.dtypes import WIDER, holds_all_values
+from tdserve.structure.trees.dtypes import WIDER, has_all_values
 from tdserve.structure.trees.nodes import PACKED, Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf, has_nothing
 
 
@@ -38,7 +38,7 @@ def describe_misfit(expected: Entry, actual: Entry) -> str:
     """Describes an entry that does not fit, as errors show it; with the conversion that only the caller may make."""
     if not isinstance(expected, TensorLeaf) or not isinstance(actual, TensorLeaf) or expected.shape != actual.shape:
         return describe(actual)
-    if holds_all_values(expected.dtype, actual.dtype):
+    if has_all_values(expected.dtype, actual.dtype):
         return describe(actual)
     conversion = f".to(torch.{expected.dtype})"
     of_array = f"torch.from_numpy(array){conversion}" if expected.dtype in WIDER else f".astype({expected.dtype!r})"
@@ -97,7 +97,7 @@ def check_node(
             check_node(entry, other, (*path, key), store, is_packed=is_packed, advise=advise)
         elif is_packed and (_is_any(entry) or has_nothing(other)):
             continue
-        elif type(entry) is not type(other) or not fits(entry, other):
+        elif type(entry) is not type(other) or not is_compatible(entry, other):
             raise _make_mismatch(store, (*path, key), describe(entry), advise(entry, other))
     if is_packed and expected.tensorclass is not None:
         return  # fields that are not always set
@@ -105,11 +105,11 @@ def check_node(
         raise _make_mismatch(store, (*path, key), "no such key", describe(other))
 
 
-def fits(expected: Entry, actual: Entry) -> bool:
+def is_compatible(expected: Entry, actual: Entry) -> bool:
     """Returns whether one leaf may replace another."""
     if isinstance(expected, ValueLeaf) and isinstance(actual, ValueLeaf):
         is_alike = expected.batch_size == actual.batch_size and expected.is_unbatched == actual.is_unbatched
-        return is_alike and _fits_ragged(expected.ragged, actual.ragged)
+        return is_alike and _is_ragged_compatible(expected.ragged, actual.ragged)
     return expected[:2] == actual[:2] if isinstance(actual, TensorLeaf) else expected == actual
 
 
@@ -118,7 +118,7 @@ def _is_any(known: Entry) -> bool:
     return isinstance(known, ValueLeaf) and known.ragged == PACKED
 
 
-def _fits_ragged(expected: Ragged | None, actual: Ragged | None) -> bool:
+def _is_ragged_compatible(expected: Ragged | None, actual: Ragged | None) -> bool:
     if expected is None or actual is None:
         return expected is actual
     if (expected.form is Form.PACKED) is not (actual.form is Form.PACKED):

@@ -23,7 +23,7 @@ from tdserve.structure.trees.matching import (
     describe,
     describe_destination,
     describe_misfit,
-    fits,
+    is_compatible,
     quote,
     show,
 )
@@ -50,8 +50,8 @@ __all__ = [
     "check_matches",
     "check_node",
     "describe",
-    "fits",
     "has_stack",
+    "is_compatible",
     "iter_leaves",
     "quote",
     "show",

@@ -191,7 +191,7 @@ def test_checkpoint_when_a_store_moves_all_the_time_then_in_it_once_or_refused(
                 for name in names:
                     mover.rebalance(name, (mover.find_server(name) + 1) % 3)
 
-    moving = client.later(move)
+    moving = client.run_later(move)
     num_made = 0
     try:
         while num_made < 4:

@@ -120,7 +120,7 @@ def test_calls_when_many_wait_for_a_server_that_stands_still_then_those_to_anoth
         handles: Any = open_shared_stores(client, stores)
         with stopped(pair[0].server):
             waiting = [
-                client.later(lambda: handles.entries.put(KEYS, [ROW] * NUM_SERVERS, timeout_s=LIMIT_S))
+                client.run_later(lambda: handles.entries.put(KEYS, [ROW] * NUM_SERVERS, timeout_s=LIMIT_S))
                 for _ in range(4)
             ]
             assert timed(lambda: handles.replay.sample(8, timeout_s=LIMIT_S / 2)) < LIMIT_S

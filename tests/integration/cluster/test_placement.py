@@ -43,7 +43,7 @@ ONLY_OF_ONE_SERVER = {
         "open_handle",
         "perform",
         "perform_in_turn",
-        "wants_arrays",
+        "is_numpy_wanted",
     ),
 }
 """Names that are about the one session of a client, and those that its handles call."""
@@ -182,7 +182,7 @@ def test_wait_when_the_store_comes_later_then_found(client: tdserve.ClusterClien
     name = next_name()
     with tdserve.connect(address) as other:
         assert isinstance(other, tdserve.ClusterClient)
-        coming = other.members.get(choose_owner(name, 3)).later(lambda: client.replay(name, timeout_s=30.0))
+        coming = other.members.get(choose_owner(name, 3)).run_later(lambda: client.replay(name, timeout_s=30.0))
         other.create_replay(name, CONTENT[0], 90, shards=2)
         handle = coming.result(30.0)
     assert isinstance(handle, tdserve.ShardedReplayHandle)

@@ -144,7 +144,7 @@ def test_handle_when_its_server_is_away_and_no_other_has_the_store_then_a_call_w
             direct.create_replay(name, rows(1)[0], 30).extend(rows(4))
         table = client[name]
         leaving[0].kill()
-        waiting = client.later(lambda: table.sample(2))
+        waiting = client.run_later(lambda: table.sample(2))
         wait_for(lambda: 0 in client.members.lost, "that the server is missed")
         leaving[0].start()
         assert waiting.result(20.0)["number"].shape == (2,)

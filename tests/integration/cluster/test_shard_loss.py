@@ -110,7 +110,7 @@ def test_extend_when_its_shard_is_down_then_raises_or_waits_as_the_table_was_cre
     writer = writers[1][waiting.placement.servers.index(server)]
     with pytest.raises((ConnectError, DeadlineExceededError)):
         waiting.extend(rows(1, 50), writer=writer, timeout_s=0.3)
-    later = client.cluster.later(lambda: waiting.extend(rows(1, 51), writer=writer, timeout_s=60.0))
+    later = client.cluster.run_later(lambda: waiting.extend(rows(1, 51), writer=writer, timeout_s=60.0))
     crashing[server].start()
     assert int(later.result(60.0)[0]) // waiting.part_capacity == waiting.placement.servers.index(server)
     assert 51 in waiting[:]["number"].tolist()

@@ -203,7 +203,7 @@ def test_sample_when_min_size_is_reached_by_all_shards_together_then_no_longer_w
     table.extend(rows(50), writer=1)
     with pytest.raises(DeadlineExceededError, match=r"it has 50 live rows \(.*MinSize\(min_size=70\) needs more"):
         table.sample(1, timeout_s=0.1)
-    waiting = client.cluster.later(lambda: table.sample(1, timeout_s=30.0))
+    waiting = client.cluster.run_later(lambda: table.sample(1, timeout_s=30.0))
     table.extend(rows(20, 50), writer=2)
     assert len(waiting.result(30.0)) == 1
 

@@ -44,7 +44,7 @@ def test_sets_when_joined_in_any_form_then_as_those_of_python(one: set[int], two
         assert decode_rows(ours.encode()).tolist() == sorted(one)
         assert ours.contains(np.arange(100)).tolist() == [number in one for number in range(100)]
         for theirs in in_each_form(two):
-            assert ours.overlaps(theirs) == bool(one & two)
+            assert ours.has_overlap(theirs) == bool(one & two)
             assert rows_of(ours & theirs) == one & two
             assert rows_of(ours - theirs) == one - two
             assert rows_of(ours | theirs) == one | two

@@ -152,6 +152,6 @@ def test_consolidated_when_looked_at_then_is_recognised() -> None:
 
 
 def test_params_when_made_with_a_lock_then_it_is_recognised() -> None:
-    assert module.locks_content(TensorDictParams(make_td().float(), lock=True))
-    assert not module.locks_content(PARAMS)
+    assert module.has_locked_content(TensorDictParams(make_td().float(), lock=True))
+    assert not module.has_locked_content(PARAMS)
     assert not module.has_hooks(PARAMS)

@@ -152,11 +152,11 @@ def test_trailer_when_asked_for_then_once_and_after_the_leaves() -> None:
         calls.append("leaf")
         return torch.ones(3, 2)
 
-    def trail() -> list[NDArray[np.int64]]:
+    def make_columns() -> list[NDArray[np.int64]]:
         calls.append("trailer")
         return [np.array([5]), np.array([6])]
 
-    end = IndexedSource(layout, take, trail)
+    end = IndexedSource(layout, take, make_columns)
     assert end.find_memory(layout.messages[-1]) is None
     staging = filled(end, layout.messages[-1])
     assert calls == ["leaf", "trailer"]

@@ -59,14 +59,14 @@ def test_send_messages_when_the_end_is_direct_memory_then_the_last_message_is_ma
     received = torch.zeros(layout.nbytes, dtype=torch.uint8)
     has_arrived: list[bool] = []
 
-    def trail() -> list[NDArray[np.int64]]:
+    def make_columns() -> list[NDArray[np.int64]]:
         # The loopback takes a send only when it is received, so messages that have left lie there.
         for slot, leaf in zip(layout.slots[:4], leaves, strict=True):
             has_arrived.append(torch.equal(received[slot.offset : slot.offset + slot.nbytes], leaf))
         return [np.array([77])]
 
     with ThreadPoolExecutor(1) as thread:
-        source = IndexedSource(layout, leaves.__getitem__, trail)
+        source = IndexedSource(layout, leaves.__getitem__, make_columns)
         sending = thread.submit(send_messages, ours, 0, layout.messages, source, pool=BufferPool(), timeout_s=5.0)
         recv_messages(theirs, 0, layout.messages, FlatBuffer(received), pool=BufferPool(), timeout_s=5.0)
         sending.result(5.0)

@@ -150,7 +150,7 @@ class ClusterServers:
         this thread makes a step."""
         return begin_call(timeout_s, self.timeout_s)
 
-    def later(self, work: Callable[[], _Result], deadline: Deadline = Deadline.never) -> AwaitableFuture[_Result]:
+    def run_later(self, work: Callable[[], _Result], deadline: Deadline = Deadline.never) -> AwaitableFuture[_Result]:
         """Runs work in a thread of its own, as in ``BackgroundCalls.run``."""
         return self._background.run(work, deadline=deadline)
 

@@ -149,7 +149,7 @@ class Members:
         return server in self._lost
 
     def _probe(self, server: int) -> None:
-        if self._answers(server):
+        if self._is_answering(server):
             self.note_answer(server)
 
     def note_answer(self, server: int) -> None:
@@ -159,7 +159,7 @@ class Members:
                 self._lost.note_found(server)
             _log.info("server %d of %s answers again", server, self.membership.text)
 
-    def _answers(self, server: int, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+    def _is_answering(self, server: int, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
         try:
             return check_health(self.membership.find(server), timeout_s=timeout_s, tls=self._tls)
         except TDServeError:
@@ -216,7 +216,7 @@ class Members:
 
     def note_silent(self, server: int) -> None:
         """Takes note of a server if it does not answer now; after a call that has timed out."""
-        if not self._answers(server):
+        if not self._is_answering(server):
             self.note_lost(server, PeerLostError(peer=f"server {server}", reason="it has stopped answering"))
 
     def note_unreached(self, server: int, why: TransportError) -> int:
@@ -266,7 +266,7 @@ class Members:
             except DeadlineExceededError:
                 # A call whose time is over has waited for its answer already.
                 is_late = whole.expired and whole.timeout_s != 0
-                if self._answers(server, LATE_PROBE_S if is_late else PROBE_TIMEOUT_S):
+                if self._is_answering(server, LATE_PROBE_S if is_late else PROBE_TIMEOUT_S):
                     raise
                 raise PeerLostError(peer=f"server {server}", reason="it has stopped answering") from None
 

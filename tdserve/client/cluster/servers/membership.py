@@ -75,7 +75,7 @@ class DnsMembership(Membership):
             self.num_servers = _parse_number(text, asked["servers"][0])
         else:
             self.num_servers = 0
-            while self.num_servers < MAX_SERVERS and _resolves(f"{pods}-{self.num_servers}.{host}"):
+            while self.num_servers < MAX_SERVERS and _is_resolvable(f"{pods}-{self.num_servers}.{host}"):
                 self.num_servers += 1
             if not self.num_servers:
                 self._addresses = _list_addresses(host)
@@ -131,7 +131,7 @@ def _parse_number(text: str, number: str) -> int:
     return int(number)
 
 
-def _resolves(host: str) -> bool:
+def _is_resolvable(host: str) -> bool:
     try:
         return bool(resolve(host))
     except ConnectError:

@@ -18,7 +18,7 @@ class StoreDivision(Protocol):
     def get_first_row(self, shard: int) -> int:
         """Returns the number of a part's first row in the whole store; 0 where rows have no numbers."""
 
-    def fits(self, shard: int, part: StoreDescription) -> bool:
+    def is_valid_part(self, shard: int, part: StoreDescription) -> bool:
         """Returns whether a part has the rows or keys that this division gives it."""
 
     def bind(self, handle: Any) -> None:
@@ -39,7 +39,7 @@ class TableDivision:
         """See ``StoreDivision``."""
         return shard * self.part_capacity
 
-    def fits(self, shard: int, part: StoreDescription) -> bool:
+    def is_valid_part(self, shard: int, part: StoreDescription) -> bool:
         """See ``StoreDivision``."""
         return part.capacity == self.part_capacity
 
@@ -62,7 +62,7 @@ class KeyDivision:
         """See ``StoreDivision``."""
         return 0
 
-    def fits(self, shard: int, part: StoreDescription) -> bool:
+    def is_valid_part(self, shard: int, part: StoreDescription) -> bool:
         """See ``StoreDivision``."""
         return KeyedSettings.from_json(part.settings).num_shards == self._num_shards
 
@@ -84,7 +84,7 @@ class DatasetDivision:
         """See ``StoreDivision``."""
         return int(self.bounds[shard])
 
-    def fits(self, shard: int, part: StoreDescription) -> bool:
+    def is_valid_part(self, shard: int, part: StoreDescription) -> bool:
         """See ``StoreDivision``."""
         return self.has_rows(shard, part.batch_size)
 

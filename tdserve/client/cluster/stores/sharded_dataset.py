@@ -168,7 +168,7 @@ class ShardedDataset(ShardedStore):
         """Returns an iterator over a reader's part of an epoch; arguments and errors as in ``StoreHandle.batches``."""
         self.make_deadline(timeout_s)  # refuses a timeout that is none
         client = self._cluster.members.get(self.placement.servers[0])
-        wants_arrays = client.wants_arrays(numpy, device)
+        is_numpy_wanted = client.is_numpy_wanted(numpy, device)
         plan = plan_epoch(
             len(self), num_rows, sampler=sampler, epoch=epoch, rank=rank, world_size=world_size, drop_last=drop_last
         )
@@ -178,7 +178,7 @@ class ShardedDataset(ShardedStore):
         def read(rows: Any) -> Any:
             found = pad_built(self._read(rows, self.make_deadline(timeout_s)), pad, self.spec)
             found = add_index(found, rows) if with_index else found
-            return to_arrays(found) if wants_arrays else found
+            return to_arrays(found) if is_numpy_wanted else found
 
         return EpochBatches(self.name, read, plan, start=start, prefetch=prefetch, device=resolve_device(device))
 

@@ -188,7 +188,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
                 else []
             )
 
-        return self._cluster.later(put, deadline) if return_early else put()
+        return self._cluster.run_later(put, deadline) if return_early else put()
 
     @gather_spans
     def delete(

@@ -116,7 +116,7 @@ class SharedParts:
                 directory.forget(self.name)
                 wanted = f"shared {self.first.shown_kind}"
                 raise make_kind_error(self.name, found.shown_kind, wanted=wanted, is_unshared=True)
-            if not self.placement.divides_as(PlacementRecord.from_json(found.settings)):
+            if not self.placement.has_same_division(PlacementRecord.from_json(found.settings)):
                 raise self.make_anew_error()
 
     def make_anew_error(self) -> WrongStateError:
@@ -134,7 +134,7 @@ class SharedParts:
     def check_part(self, shard: int, found: StoreDescription) -> StoreDescription:
         """Returns the description of a part. Raises WrongStateError if it is one of a store with another division, or
         of another kind."""
-        if not self.division.fits(shard, self._check_kind(found)):
+        if not self.division.is_valid_part(shard, self._check_kind(found)):
             raise self.make_anew_error()
         return found
 

@@ -306,7 +306,7 @@ class ShardDraws:
         """
         more: list[DrawnPart] = []
 
-        def asks_once(query: Query) -> bool:
+        def is_asked_once(query: Query) -> bool:
             """Returns whether a shard is not waited for: others may have what it lacks."""
             return query.is_lease or self._uses_up
 
@@ -316,7 +316,7 @@ class ShardDraws:
                 query = replace(query, min_rows=min(query.min_rows, 1))  # the others may have the rest
                 rows = take_sampled(client, query, counts[shard], Deadline.after(0))
             else:
-                given = Deadline.after(0) if asks_once(query) else deadline
+                given = Deadline.after(0) if is_asked_once(query) else deadline
                 rows = draw_whole_rows(client, query, counts[shard], num_batches=1, deadline=given)
             return DrawnPart(shard, client, query, rows)
 
@@ -330,7 +330,7 @@ class ShardDraws:
             except TDServeError as error:
                 query = make_query(part)
                 is_short = isinstance(error, (DeadlineExceededError, EndOfStreamError))
-                if not (asks_once(query) and (is_short or is_passing(error))):
+                if not (is_asked_once(query) and (is_short or is_passing(error))):
                     raise
                 if is_short:  # others were faster
                     limits[shard] = counts[shard] // self._find_unit(query) // 2

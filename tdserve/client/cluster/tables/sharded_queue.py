@@ -43,7 +43,7 @@ class ShardedQueueHandle(ShardedTable):
     ) -> Any:
         """Takes rows; arguments, results and errors as in ``QueueHandle.take``."""
         num_rows = check_num_rows(num_rows, None)
-        conditions = Conditions(max_lag=max_lag).for_take(num_rows, min_rows, lease_s)
+        conditions = Conditions(max_lag=max_lag).adapt_to_take(num_rows, min_rows, lease_s)
         taken = self._takes.take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
         return taken if ack else taken.rows
 
@@ -85,5 +85,5 @@ class ShardedQueueHandle(ShardedTable):
         """Returns an iterator that takes rows until all shards are closed and drained; arguments and errors as in
         ``QueueHandle.batches``."""
         num_rows = check_num_rows(num_rows, device)
-        conditions = Conditions(max_lag=max_lag).for_take(num_rows, min_rows, lease_s)
+        conditions = Conditions(max_lag=max_lag).adapt_to_take(num_rows, min_rows, lease_s)
         return self._takes.take_batches(num_rows, conditions, timeout_s, device=device, pad=pad, numpy=numpy)

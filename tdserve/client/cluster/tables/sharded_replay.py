@@ -181,7 +181,9 @@ class ShardedReplayHandle(ShardedTable):
     ) -> Any:
         """Draws rows for a consumer, which count as had once they are acknowledged; see ``ReplayHandle.take``."""
         num_rows = check_num_rows(num_rows, None)
-        conditions = Conditions(require, consumer, group_by, group_size, max_lag).for_take(num_rows, min_rows, lease_s)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag).adapt_to_take(
+            num_rows, min_rows, lease_s
+        )
         taken = self._takes.take(num_rows, conditions, timeout_s, pad=pad, numpy=numpy)
         return taken if ack else taken.rows
 
@@ -234,7 +236,7 @@ class ShardedReplayHandle(ShardedTable):
             self._draws.forget_masses()
             return num_skipped
 
-        return self._cluster.later(update, deadline) if return_early else update()
+        return self._cluster.run_later(update, deadline) if return_early else update()
 
     def get_priorities(self, index: Any, *, timeout_s: float | None = None) -> Any:
         """Returns the priorities of rows; see ``ReplayHandle.get_priorities``."""
@@ -273,7 +275,9 @@ class ShardedReplayHandle(ShardedTable):
         ``ReplayHandle.batches``. A batch that became too old for ``max_lag`` while it waited is returned."""
         num_rows = check_num_rows(num_rows, device)
         wait_s, deadline = self._get_timeout_s(timeout_s), self.make_deadline(timeout_s)
-        conditions = Conditions(require, consumer, group_by, group_size, max_lag).for_take(num_rows, min_rows, lease_s)
+        conditions = Conditions(require, consumer, group_by, group_size, max_lag).adapt_to_take(
+            num_rows, min_rows, lease_s
+        )
         share = parse_table_share(self, rank, world_size, step, balance, run, deadline)
         ahead = check_ahead(prefetch, drop, consumer, share, min_rows=min_rows, lease_s=lease_s)
         counts = None if share is None else self._get_step_count(share)

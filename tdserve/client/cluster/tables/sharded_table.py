@@ -263,7 +263,7 @@ class ShardedTable(ShardedStore):
 
             self._rows.change(index, deadline, change, done="written")
 
-        return self._cluster.later(write, deadline) if return_early else write()
+        return self._cluster.run_later(write, deadline) if return_early else write()
 
     def update_if_present(
         self,

@@ -112,7 +112,7 @@ class Conditions(NamedTuple):
     min_rows: int = 0
     lease_s: float = 0.0
 
-    def for_take(self, num_rows: int, min_rows: Any, lease_s: Any) -> Conditions:
+    def adapt_to_take(self, num_rows: int, min_rows: Any, lease_s: Any) -> Conditions:
         """Returns the conditions of a take of this many rows; its own arguments are checked.
 
         Raises:

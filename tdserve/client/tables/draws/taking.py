@@ -210,7 +210,7 @@ def give_back(client: SessionClient, query: Query, lease: Lease, timeout_s: floa
 def give_back_later(client: SessionClient, query: Query, lease: Lease, *, uncounts: bool = False) -> None:
     """Gives rows back from another thread; for what is dropped, and for servers that do not answer."""
     with suppress(TDServeError):  # the client was closed: its rows are free with its session
-        client.later(partial(give_back, client, query, lease, GIVE_BACK_TIMEOUT_S, uncounts=uncounts))
+        client.run_later(partial(give_back, client, query, lease, GIVE_BACK_TIMEOUT_S, uncounts=uncounts))
 
 
 def _encode_lease(query: Query, lease: Lease) -> control_pb2.Leased:

@@ -206,7 +206,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
         return found is not None
 
     def _send_in_background(self, part: ExtendPart) -> None:
-        sent = self._client.later(partial(self.send, part), part.deadline)
+        sent = self._client.run_later(partial(self.send, part), part.deadline)
         if (number := part.number) is not None:
             sent.add_done_callback(lambda _: self._client.requests.end(number))
         sent.pass_on(part.future)
@@ -321,7 +321,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
             self._refused += parts
         if is_first:
             try:
-                self._client.later(partial(self._send_refused, target, error))
+                self._client.run_later(partial(self._send_refused, target, error))
             except ClosedError:
                 self._end_refused(error)
 

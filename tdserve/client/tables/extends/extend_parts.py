@@ -73,7 +73,7 @@ class ExtendPart(NamedTuple):
         """Whether its rows have no annotations."""
         return not (self.request.keys or find_columns(self.request))
 
-    def fits(self, other: ExtendPart) -> bool:
+    def is_compatible_with(self, other: ExtendPart) -> bool:
         """Returns whether both may share a request, which has the deadline that comes first."""
         own, its = self.request, other.request
         return (
@@ -139,7 +139,7 @@ class WaitingParts:
             following = self._parts[0]
             nbytes += following.nbytes
             num_rows += following.request.num_rows
-            if nbytes > max_bytes or num_rows > self._max_rows or not first.fits(following):
+            if nbytes > max_bytes or num_rows > self._max_rows or not first.is_compatible_with(following):
                 break
             parts.append(self._parts.popleft())
         self.nbytes -= sum(part.nbytes for part in parts)

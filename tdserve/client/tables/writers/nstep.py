@@ -87,7 +87,7 @@ class NStep:
         original = (*reward[:-1], "original_reward")
         beside = {(*path[:-1], name) for path in ends for name in _ENDS} | set(ends)
 
-        def moves(path: Path) -> bool:
+        def is_moving(path: Path) -> bool:
             return path not in (reward, original) and (path[: len(following)] == following or path in beside)
 
         number = {path: number for number, path in enumerate(tensors)}
@@ -97,8 +97,8 @@ class NStep:
             _Places(
                 reward=number[reward],
                 ends=tuple(number[path] for path in ends),
-                moving=tuple(number[path] for path in tensors if moves(path)),
-                moving_values=tuple(place for place, (path, _) in enumerate(spec.values) if moves(path)),
+                moving=tuple(number[path] for path in tensors if is_moving(path)),
+                moving_values=tuple(place for place, (path, _) in enumerate(spec.values) if is_moving(path)),
                 original=number.get(original) if tensors.get(original) == tensors[reward] else None,
                 steps=_find_number(tensors, ("steps_to_next_obs",), (*_FLOATS, "int16", "int32", "int64")),
                 gamma=_find_number(tensors, ("gamma",), _FLOATS),

@@ -240,14 +240,14 @@ class ConditionalSelectors:
     def find_members(self, conditions: SampleConditions) -> Rows:
         """Returns the rows that a sample may draw, which costs a pass over the table."""
         rows = self._find_candidates(conditions)
-        return rows[self._fits(conditions, rows)]
+        return rows[self._is_eligible(conditions, rows)]
 
     def has(self, conditions: SampleConditions, num_rows: int = 0) -> bool:
         """Returns whether :meth:`get` has the selector ready, and it can draw a sample of this many rows at once."""
         selector = self._selectors.get(conditions)
         if selector is None or conditions in self._oldest:
             return False
-        return not (num_rows and selector.lacks(num_rows))
+        return not (num_rows and selector.is_unprepared(num_rows))
 
     def may_complete(self, conditions: SampleConditions) -> bool:
         """Returns whether rows lack only leaves to be drawn under some conditions: they may get these yet."""
@@ -259,8 +259,8 @@ class ConditionalSelectors:
         found = self._completable.pop(conditions, 0)  # where there was one: usually there still is
         for start in (*starts[found:], *starts[:found]):
             rows = self._members.get_rows_of(range(start, start + RUN_PIECE_ROWS))
-            rows = rows[~self._fits(conditions, rows)]
-            if self._fits(conditions._replace(require=()), rows).any():
+            rows = rows[~self._is_eligible(conditions, rows)]
+            if self._is_eligible(conditions._replace(require=()), rows).any():
                 self._completable[conditions] = start // RUN_PIECE_ROWS
                 return True
         return False
@@ -290,7 +290,7 @@ class ConditionalSelectors:
                 if self._growing is not growing:
                     return
                 rows = self._members.get_rows_of(range(start, start + piece_rows))
-                rows = rows[self._fits(conditions, rows)]
+                rows = rows[self._is_eligible(conditions, rows)]
                 if len(rows):
                     selector.add(rows)
                 growing.end = start + piece_rows
@@ -437,7 +437,7 @@ class ConditionalSelectors:
     def _add(self, rows: Rows) -> None:
         for conditions, selector, seen in self._iter_selectors(rows):
             is_plain = conditions == PLAIN and self._written is None and not self.leases.num_leased
-            chosen = seen if is_plain else seen[self._fits(conditions, seen)]
+            chosen = seen if is_plain else seen[self._is_eligible(conditions, seen)]
             if len(chosen):
                 selector.add(chosen)
 
@@ -445,23 +445,23 @@ class ConditionalSelectors:
         rows = self._members.select_members(rows)
         for conditions, selector, seen in self._iter_selectors(rows):
             if conditions.consumer == consumer:
-                selector.add(seen[self._fits(conditions, seen)])
+                selector.add(seen[self._is_eligible(conditions, seen)])
 
     def _drop_of(self, consumer: str, rows: Rows) -> None:
         for conditions, selector, _ in self._iter_selectors(rows):
             if conditions.consumer == consumer:
                 selector.remove(rows)
 
-    def _fits(self, conditions: SampleConditions, rows: Rows) -> NDArray[np.bool_]:
+    def _is_eligible(self, conditions: SampleConditions, rows: Rows) -> NDArray[np.bool_]:
         fits = np.ones(len(rows), np.bool_)
         if conditions.require != () and self._written is not None:
             fits &= self._written.has(rows, range(self._num_keys) if conditions.require is None else conditions.require)
         if conditions.consumer != OWN:
             fits &= (self._consumed[rows] & self._get_bit(conditions.consumer)) == 0
         if conditions.max_lag is not None and self.staleness is not None:
-            fits &= self.staleness.fits(rows, conditions.max_lag)
+            fits &= self.staleness.is_fresh(rows, conditions.max_lag)
         if self.leases.num_leased:
-            fits &= ~self.leases.holds(rows, conditions.consumer)
+            fits &= ~self.leases.is_leased(rows, conditions.consumer)
         return fits
 
     def _find_candidates(self, conditions: SampleConditions) -> Rows:

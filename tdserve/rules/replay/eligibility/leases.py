@@ -189,9 +189,9 @@ class Leases:
         """Ends all leases of rows that have gone; rows that are not held are ignored."""
         rows = sort_unique(rows)
         for consumer in self._numbers:
-            self._end(consumer, rows[self.holds(rows, consumer)])
+            self._end(consumer, rows[self.is_leased(rows, consumer)])
 
-    def holds(self, rows: Rows, consumer: str | None = None) -> NDArray[np.bool_]:
+    def is_leased(self, rows: Rows, consumer: str | None = None) -> NDArray[np.bool_]:
         """Returns which of the rows are held for this consumer; ``None``: for any."""
         is_held = np.zeros(len(rows), np.bool_)
         for each in self._numbers if consumer is None else (consumer,):

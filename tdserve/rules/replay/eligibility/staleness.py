@@ -191,7 +191,7 @@ class Staleness:
         lags: NDArray[np.int64] = np.maximum(places[-1] - places[:-1], 0)
         return lags
 
-    def fits(self, rows: Rows, max_lag: int) -> NDArray[np.bool_]:
+    def is_fresh(self, rows: Rows, max_lag: int) -> NDArray[np.bool_]:
         """Returns which of the rows have at most this lag."""
         return np.greater_equal(self._numbers[rows], self._first + self.compute_floor(max_lag))
 

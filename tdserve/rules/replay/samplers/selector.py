@@ -112,7 +112,7 @@ class Selector(ABC):
         """Rows that follow each other in the longest slice it draws; 1: it draws no slices."""
         return 1
 
-    def lacks(self, num_rows: int) -> bool:
+    def is_unprepared(self, num_rows: int) -> bool:
         """Returns whether a sample of this many rows costs a pass over the table, unless :meth:`prepare` is called."""
         return False
 

@@ -280,7 +280,7 @@ class SliceSelector(Selector):
         is_end = np.append(slice_num[1:] != slice_num[:-1], True)
         return Drawn(rows[rows != _NONE], {"slice_end": is_end})
 
-    def lacks(self, num_rows: int) -> bool:
+    def is_unprepared(self, num_rows: int) -> bool:
         """See :class:`~tdserve.rules.replay.samplers.selector.Selector`."""
         try:
             return self._get_length(num_rows) not in self._starts
@@ -289,7 +289,7 @@ class SliceSelector(Selector):
 
     def prepare(self, num_rows: int) -> Search | None:
         """See :class:`~tdserve.rules.replay.samplers.selector.Selector`."""
-        if not self.lacks(num_rows):
+        if not self.is_unprepared(num_rows):
             return None
         self._changes = StartChanges(self._get_length(num_rows))
         return Search(self, self._changes)

@@ -95,7 +95,7 @@ LACKING: Mapping[type, Mapping[str, str]] = {
                 "perform",
                 "perform_in_turn",
                 "session",
-                "wants_arrays",
+                "is_numpy_wanted",
             ),
             "of a client with one session, which each server's own client has",
         ),

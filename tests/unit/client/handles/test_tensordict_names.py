@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from tdserve.client.handles.tensordict_names import ASSIGNED, Kind, find_argument, find_kind, is_property, wants_inplace
+from tdserve.client.handles.tensordict_names import (
+    ASSIGNED,
+    Kind,
+    find_argument,
+    find_kind,
+    is_inplace_wanted,
+    is_property,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,13 +37,13 @@ def test_property_when_asked_then_distinguished_from_methods() -> None:
 
 
 def test_inplace_when_said_in_any_way_then_found() -> None:
-    assert wants_inplace("apply", (abs,), {"inplace": True})
-    assert wants_inplace("flatten_keys", (".", True), {})
-    assert not wants_inplace("flatten_keys", (".", False), {})
-    assert not wants_inplace("apply", (abs,), {"inplace": None})
-    assert not wants_inplace("to_module", (), {"inplace": True})
-    assert not wants_inplace("sum", (), {"unknown": 1})
-    assert wants_inplace("to", (float,), {"inplace": True})  # its signature does not name it
+    assert is_inplace_wanted("apply", (abs,), {"inplace": True})
+    assert is_inplace_wanted("flatten_keys", (".", True), {})
+    assert not is_inplace_wanted("flatten_keys", (".", False), {})
+    assert not is_inplace_wanted("apply", (abs,), {"inplace": None})
+    assert not is_inplace_wanted("to_module", (), {"inplace": True})
+    assert not is_inplace_wanted("sum", (), {"unknown": 1})
+    assert is_inplace_wanted("to", (float,), {"inplace": True})  # its signature does not name it
 
 
 def test_argument_when_given_in_any_way_then_found() -> None:

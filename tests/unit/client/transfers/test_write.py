@@ -79,14 +79,14 @@ def test_write_when_the_session_is_lost_while_its_answer_is_taken_then_that_coun
 ) -> None:
     queue = client.create_queue(name, rows(1)[0], 1)
     queue.extend(rows(1))
-    session, later = client.session(Deadline.after(20.0)), client.later
+    session, run_later = client.session(Deadline.after(20.0)), client.run_later
     retries: list[Callable[[], object]] = []
 
     def count(work: Callable[[], object], deadline: Deadline) -> Future[object]:
         retries.append(work)
-        return later(work, deadline)
+        return run_later(work, deadline)
 
-    monkeypatch.setattr(client, "later", count)
+    monkeypatch.setattr(client, "run_later", count)
     waiting = queue.extend(rows(1), return_early=True)
     waiting.add_done_callback(lambda _: session.close())  # in the thread that brings the answer
     with queue.take(1):
@@ -101,7 +101,7 @@ def test_write_when_the_session_is_lost_while_its_answer_is_taken_then_that_coun
 def test_write_when_the_session_is_lost_while_its_request_is_sent_then_tried_again_once(
     client: tdserve.Client, replay: tdserve.ReplayHandle, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, tell, later = client.session(Deadline.after(20.0)), client.requests.report_with, client.later
+    session, tell, run_later = client.session(Deadline.after(20.0)), client.requests.report_with, client.run_later
     retries: list[Callable[[], object]] = []
 
     def lose(request: int) -> control_pb2.Answered | None:
@@ -110,10 +110,10 @@ def test_write_when_the_session_is_lost_while_its_request_is_sent_then_tried_aga
 
     def count(work: Callable[[], object], deadline: Deadline) -> Future[object]:
         retries.append(work)
-        return later(work, deadline)
+        return run_later(work, deadline)
 
     monkeypatch.setattr(client.requests, "report_with", lose)
-    monkeypatch.setattr(client, "later", count)
+    monkeypatch.setattr(client, "run_later", count)
     assert len(replay.extend(rows(num_rows), return_early=True).result(20.0)) == num_rows
     assert len(retries) == 1
     assert replay.info()["inserts"] == num_rows
@@ -130,7 +130,7 @@ def test_write_when_interrupted_while_it_is_sent_then_over_and_never_tried_again
         raise KeyboardInterrupt
 
     batch, session = rows(num_rows), client.session(Deadline.after(20.0))
-    monkeypatch.setattr(client, "later", pytest.fail)
+    monkeypatch.setattr(client, "run_later", pytest.fail)
     with monkeypatch.context() as patch:
         patch.setattr(SentContent, "post", interrupt)
         patch.setattr(PlacedContent, "post", interrupt)

@@ -115,7 +115,7 @@ def test_give_back_when_some_rows_are_not_the_callers_then_only_its_own_are_free
     planned(table, 2, owner=7)
     planned(table, 2, owner=8)
     give_back(table, 7, "", numbers(1, 2, 3))
-    assert table.selectors.leases.holds(np.arange(4), "").tolist() == [True, False, True, True]
+    assert table.selectors.leases.is_leased(np.arange(4), "").tolist() == [True, False, True, True]
     assert planned(table, 1, owner=9).rows.tolist() == [1]
 
 

@@ -182,7 +182,7 @@ def test_acknowledge_when_killed_then_the_rows_do_not_come_back_and_a_retry_gets
 ) -> None:
     session = world.session(5)
     sample(world, run, store, 4, session, is_lease=True, consumer=consumer)
-    held = np.flatnonzero(store.get_table().selectors.leases.holds(np.arange(6)))
+    held = np.flatnonzero(store.get_table().selectors.leases.is_leased(np.arange(6)))
     asked = control_pb2.ChangeRequest(store="r", acknowledge=leased(*held[:3].tolist(), consumer=consumer))
     with monkeypatch.context() as patched:
         end_process(failpoint, patched)

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from tdserve.base.errors import SpecMismatchError
 from tdserve.structure.captures.capture import capture
 from tdserve.structure.tensors.torch_types import to_torch
-from tdserve.structure.trees.dtypes import ITEMSIZE, holds_all_values
+from tdserve.structure.trees.dtypes import ITEMSIZE, has_all_values
 from tdserve.structure.trees.tree import check_matches
 
 IGNORED = frozenset(("index", "note"))
@@ -41,7 +41,7 @@ def list_critical_values(name: str) -> torch.Tensor:
 @pytest.mark.parametrize("name", REAL)
 def test_holds_all_values_when_true_then_torch_changes_none(name: str, wider: str) -> None:
     values = list_critical_values(name)
-    if holds_all_values(wider, name):
+    if has_all_values(wider, name):
         assert torch.equal(values.to(to_torch(wider)).to(values.dtype), values)
         assert torch.can_cast(values.dtype, to_torch(wider))
 
@@ -77,7 +77,7 @@ def test_holds_all_values_when_true_then_torch_changes_none(name: str, wider: st
     ],
 )
 def test_holds_all_values_when_asked_then_by_range_and_precision(name: str, wider: str, is_held: bool) -> None:
-    assert holds_all_values(wider, name) is is_held
+    assert has_all_values(wider, name) is is_held
 
 
 def test_capture_when_dtypes_hold_all_values_then_converted() -> None:

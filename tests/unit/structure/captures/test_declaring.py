@@ -12,11 +12,11 @@ from tdserve.base.errors import InvalidRequestError, KeyNotFoundError
 from tdserve.structure.captures.capture import capture
 from tdserve.structure.captures.declaring import (
     declare_ragged,
+    is_widened,
     list_declared_paths,
     make_first_values,
     make_zeros,
     widen_row,
-    widens,
 )
 from tdserve.structure.trees.nodes import Form, Node, Ragged, ValueLeaf
 from tdserve.structure.trees.tree import Spec
@@ -142,8 +142,8 @@ def test_widen_row_when_first_rows_are_ragged_then_so_is_the_row(case: str) -> N
     spec = widen_row(row, capture(batch))
     assert spec is not None
     assert spec.find(("t",)) == ValueLeaf((), False, ragged)
-    assert widens(row, spec)
-    assert not widens(row, row)
+    assert is_widened(row, spec)
+    assert not is_widened(row, row)
 
 
 def test_widen_row_when_rows_of_a_stack_have_one_other_shape_then_ragged() -> None:
@@ -159,7 +159,7 @@ def test_widen_row_when_histories_come_then_packed() -> None:
     spec = widen_row(row, capture(batch))
     assert spec is not None
     assert spec.packed == {("h",)}
-    assert widens(row, spec)
+    assert is_widened(row, spec)
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,11 @@ def test_widen_row_when_something_else_differs_then_none(batch: TensorDict) -> N
 
 def test_widens_when_structures_differ_otherwise_then_not() -> None:
     row = capture(ROW).spec
-    assert not widens(row, declare(TensorDict({"t": torch.zeros(4), "n": {"x": torch.zeros(2, 3)}, "s": "t"}), ["t"]))
-    assert not widens(row, declare(ROW.exclude("s"), ["t"]))
-    assert widens(row, declare(ROW, {"t": 0, ("n", "x"): 1}))
+    assert not is_widened(
+        row, declare(TensorDict({"t": torch.zeros(4), "n": {"x": torch.zeros(2, 3)}, "s": "t"}), ["t"])
+    )
+    assert not is_widened(row, declare(ROW.exclude("s"), ["t"]))
+    assert is_widened(row, declare(ROW, {"t": 0, ("n", "x"): 1}))
 
 
 def test_widen_row_when_dimensions_have_names_then_they_keep_them() -> None:

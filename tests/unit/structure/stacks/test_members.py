@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tdserve.structure.stacks.annotation import count_levels, find_shared_values, is_same, needs_note
+from tdserve.structure.stacks.annotation import count_levels, find_shared_values, is_note_needed, is_same
 from tdserve.structure.trees.nodes import PACKED, Entry, Form, Node, Params, Ragged, TensorKind, TensorLeaf, ValueLeaf
 
 PLAIN: tuple[tuple[str, Entry], ...] = (("x", TensorLeaf("float32", (2, 3))), ("v", ValueLeaf((2,), False)))
@@ -20,7 +20,7 @@ def holding(entry: Entry) -> Node:
 
 def test_note_when_elements_describe_everything_then_not_needed() -> None:
     nodes = (MEMBER, around(MEMBER), holding(ValueLeaf((2,), False, is_unbatched=True)))
-    assert not needs_note(nodes, (2,), is_locked=False)
+    assert not is_note_needed(nodes, (2,), is_locked=False)
 
 
 @pytest.mark.parametrize(
@@ -36,19 +36,19 @@ def test_note_when_elements_describe_everything_then_not_needed() -> None:
     ],
 )
 def test_note_when_elements_lack_something_then_needed(member: Node) -> None:
-    assert needs_note((MEMBER, member), (2,), is_locked=False)
-    assert needs_note((MEMBER, around(member)), (2,), is_locked=True)
+    assert is_note_needed((MEMBER, member), (2,), is_locked=False)
+    assert is_note_needed((MEMBER, around(member)), (2,), is_locked=True)
 
 
 def test_note_when_a_member_is_locked_then_needed_unless_all_are() -> None:
     locked = MEMBER._replace(is_locked=True)
-    assert needs_note((locked, MEMBER), (2,), is_locked=False)
-    assert needs_note((around(locked), MEMBER), (2,), is_locked=False)
-    assert not needs_note((locked, around(locked)), (2,), is_locked=True)
+    assert is_note_needed((locked, MEMBER), (2,), is_locked=False)
+    assert is_note_needed((around(locked), MEMBER), (2,), is_locked=False)
+    assert not is_note_needed((locked, around(locked)), (2,), is_locked=True)
 
 
 def test_note_when_there_are_no_elements_then_needed() -> None:
-    assert needs_note((MEMBER,), (2, 0), is_locked=False)
+    assert is_note_needed((MEMBER,), (2, 0), is_locked=False)
 
 
 def test_levels_when_counted_then_members_lie_in_their_stack() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tdserve.base.errors import SpecMismatchError
-from tdserve.structure.trees.matching import check_node, describe, fits, quote, show
+from tdserve.structure.trees.matching import check_node, describe, is_compatible, quote, show
 from tdserve.structure.trees.nodes import PACKED, Form, Node, Ragged, TensorLeaf, ValueLeaf
 
 LEAF = TensorLeaf("float32", (2, 3))
@@ -35,10 +35,10 @@ def test_check_node_when_a_nested_leaf_differs_then_names_it_from_where_the_node
 
 
 def test_fits_when_sizes_are_free_then_any() -> None:
-    assert fits(RAGGED, RAGGED._replace(ragged=Ragged(Form.STACK, "int64", (7,))))
-    assert not fits(RAGGED._replace(ragged=Ragged(Form.STACK, "int64", (7,))), RAGGED)
-    assert not fits(RAGGED, RAGGED._replace(ragged=PACKED))
-    assert not fits(RAGGED, LEAF)
+    assert is_compatible(RAGGED, RAGGED._replace(ragged=Ragged(Form.STACK, "int64", (7,))))
+    assert not is_compatible(RAGGED._replace(ragged=Ragged(Form.STACK, "int64", (7,))), RAGGED)
+    assert not is_compatible(RAGGED, RAGGED._replace(ragged=PACKED))
+    assert not is_compatible(RAGGED, LEAF)
 
 
 def test_describe_when_asked_then_has_kind_dtype_and_shape_of_a_key() -> None:

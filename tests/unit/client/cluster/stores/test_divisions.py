@@ -28,8 +28,8 @@ def describe() -> StoreDescription:
 def test_table_when_divided_then_each_shard_has_as_many_rows() -> None:
     division = TableDivision(10)
     assert [division.get_first_row(shard) for shard in range(3)] == [0, 10, 20]
-    assert division.fits(2, replace(describe(), capacity=10))
-    assert not division.fits(2, replace(describe(), capacity=11))
+    assert division.is_valid_part(2, replace(describe(), capacity=10))
+    assert not division.is_valid_part(2, replace(describe(), capacity=11))
 
 
 @pytest.mark.parametrize(("num_rows", "num_shards"), [(10, 3), (3, 3), (2, 3), (1000, 7)])
@@ -42,11 +42,11 @@ def test_dataset_when_divided_then_blocks_are_consecutive_and_differ_by_a_row_at
     assert bounds[0] == 0
     assert max(sizes) - min(sizes) <= 1
     for shard, size in enumerate(sizes):
-        assert division.fits(shard, replace(describe(), batch_size=(size, 4)))
+        assert division.is_valid_part(shard, replace(describe(), batch_size=(size, 4)))
         assert not division.has_rows(shard, (size + 1, 4))
 
 
 def test_keys_when_a_part_is_of_another_number_of_shards_then_it_does_not_fit() -> None:
     division = KeyDivision(3)
     parts = [replace(describe(), settings=KeyedSettings(num_shards=each).to_json()) for each in (0, 2, 3)]
-    assert [division.fits(1, part) for part in parts] == [False, False, True]
+    assert [division.is_valid_part(1, part) for part in parts] == [False, False, True]

@@ -226,7 +226,7 @@ def renewing(client: tdserve.Client) -> Iterator[Session]:
     session.replace_channel(session.content_channel, PeerLostError(peer="the server", reason="a test"))
     may_end = Event()
     for _ in range(MAX_THREADS):
-        client.later(lambda: may_end.wait(30.0))
+        client.run_later(lambda: may_end.wait(30.0))
     try:
         yield session
     finally:

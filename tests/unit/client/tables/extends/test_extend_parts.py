@@ -17,13 +17,13 @@ def column(*numbers: int) -> control_pb2.RowColumn:
 
 
 def test_fits_when_what_is_said_of_the_rows_differs_then_not_joined() -> None:
-    assert part(1).fits(part(7))
-    assert part(1, priorities=column(1)).fits(part(2, priorities=column(2)))
-    assert not part(1, priorities=column(1)).fits(part(1))
-    assert not part(1, policy_versions=column(1)).fits(part(1))
-    assert not part(1, writer=3).fits(part(1))
-    assert not part(1, keys=[{"parts": ["obs"]}]).fits(part(1))
-    assert not part(1)._replace(deadline=Deadline.after(5.0)).fits(part(1))
+    assert part(1).is_compatible_with(part(7))
+    assert part(1, priorities=column(1)).is_compatible_with(part(2, priorities=column(2)))
+    assert not part(1, priorities=column(1)).is_compatible_with(part(1))
+    assert not part(1, policy_versions=column(1)).is_compatible_with(part(1))
+    assert not part(1, writer=3).is_compatible_with(part(1))
+    assert not part(1, keys=[{"parts": ["obs"]}]).is_compatible_with(part(1))
+    assert not part(1)._replace(deadline=Deadline.after(5.0)).is_compatible_with(part(1))
 
 
 def test_nbytes_when_a_part_has_values_then_they_count() -> None:

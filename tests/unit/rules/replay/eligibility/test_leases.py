@@ -116,10 +116,10 @@ class _AgainstADict(RuleBasedStateMachine):
     def is_the_same(self) -> None:
         rows = np.arange(_CAPACITY)
         assert self.leases.num_leased == len(self.model)
-        assert set(np.flatnonzero(self.leases.holds(rows)).tolist()) == {row for _, row in self.model}
+        assert set(np.flatnonzero(self.leases.is_leased(rows)).tolist()) == {row for _, row in self.model}
         for consumer in _CONSUMERS:
             held = {row: owner for (whose, row), owner in self.model.items() if whose == consumer}
-            assert np.flatnonzero(self.leases.holds(rows, consumer)).tolist() == sorted(held)
+            assert np.flatnonzero(self.leases.is_leased(rows, consumer)).tolist() == sorted(held)
             for owner in _OWNERS:
                 mine = np.flatnonzero(self.leases.find_held(owner, rows, consumer)).tolist()
                 assert mine == sorted(row for row, whose in held.items() if whose == owner)
@@ -174,9 +174,9 @@ def test_finding_when_a_row_is_held_again_by_a_later_request_then_not_for_the_ea
 def test_holds_when_rows_are_beyond_all_that_was_held_then_false() -> None:
     leases = Leases()
     leases.grant(1, _rows([2]), "")
-    assert leases.holds(_rows([2, 1000])).tolist() == [True, False]
+    assert leases.is_leased(_rows([2, 1000])).tolist() == [True, False]
     assert leases.find_held(1, _rows([10_000, 2]), "").tolist() == [False, True]
-    assert leases.holds(_rows([]), "").tolist() == []
+    assert leases.is_leased(_rows([]), "").tolist() == []
 
 
 def test_repr_when_shown_then_has_the_counts() -> None:

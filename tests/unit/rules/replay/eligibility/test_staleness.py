@@ -27,7 +27,7 @@ def subject() -> Staleness:
 
 
 def test_fits_when_lags_are_asked_for_then_counts_from_the_newest(subject: Staleness) -> None:
-    assert [subject.fits(rows(0, 1, 2), lag).tolist() for lag in (0, 1, 3)] == [
+    assert [subject.is_fresh(rows(0, 1, 2), lag).tolist() for lag in (0, 1, 3)] == [
         [False] * 3,
         [False, False, True],
         [True] * 3,
@@ -108,7 +108,7 @@ def test_follow_when_the_policy_is_another_then_rows_are_of_an_unknown_version(s
     assert not subject.follow("a", 6)
     assert subject.follow("b", 3)
     assert (subject.measure_lags(), subject.find_between(UNKNOWN, 0).tolist()) == (None, [0, 1, 2])
-    assert not subject.fits(rows(0, 1, 2), 1000).any()
+    assert not subject.is_fresh(rows(0, 1, 2), 1000).any()
     assert not subject.follow("b", 4)
     subject.arrive(rows(4, 5), rows(3, UNKNOWN))
     subject.enter(rows(4, 5))

@@ -42,5 +42,5 @@ def test_search_when_a_thread_makes_it_while_rows_come_and_go_then_as_found_at_o
         for _ in search.finish_in_pieces():
             pass
         valid = model.slices(members, length, strict=strict)
-        assert not view.lacks(2 * length)
+        assert not view.is_unprepared(2 * length)
         assert view.list_starts(length).tolist() == sorted(rows[0] for rows in valid)

@@ -56,7 +56,7 @@ class _AgainstLists(RuleBasedStateMachine):
         selector, _ = self.model.selectors[num]
         if num not in self.searches:
             begun = selector.prepare(2 * length)
-            assert (begun is not None) == selector.lacks(2 * length)
+            assert (begun is not None) == selector.is_unprepared(2 * length)
             if begun is not None:
                 self.searches[num] = begun, None
             return
@@ -65,7 +65,7 @@ class _AgainstLists(RuleBasedStateMachine):
             search.search()
             self.searches[num] = search, search.finish_in_pieces()
         elif next(steps, self) is self:
-            assert not selector.lacks(2 * search.length)
+            assert not selector.is_unprepared(2 * search.length)
             del self.searches[num]
 
     @rule(writer=st.integers(0, 3), ends=st.lists(st.booleans(), min_size=1, max_size=5))
@@ -360,5 +360,5 @@ def test_starts_when_very_many_rows_of_writers_that_take_turns_come_and_go_then_
     assert 0 < len(view.list_starts(length)) < num_rows
     passing = Slices(num_slices=1, strict_length=strict).make_selector(model.columns, num_rows)
     passing.add(np.flatnonzero(is_member))
-    assert passing.lacks(length)
+    assert passing.is_unprepared(length)
     assert view.list_starts(length).tolist() == passing.list_starts(length).tolist()
