@@ -118,7 +118,7 @@ class SessionMessages:
     def _handle_notice(self, session: ClientSession, kind: str, message: control_pb2.ClientMessage) -> None:
         """Handles a message that has no answer, and that is handled even while the server is shutting down."""
         services = self._services
-        if not self._gate.allows_notice(session.caller, kind, getattr(message, kind)):
+        if not self._gate.is_notice_allowed(session.caller, kind, getattr(message, kind)):
             return
         if kind == "claimed":
             services.claiming.on_claimed(message.claimed, session.mover.claim_holder)
