@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -91,23 +94,53 @@ def _describe_grant(grant: Grant) -> tuple[str, ...]:
 
 
 def _add_entry(path: Path, entry: dict[str, Any]) -> None:
-    """Adds an entry to a file, which is replaced as a whole; raises InvalidRequestError if it is or becomes invalid."""
-    before = read_content(str(path)) if path.exists() else b'{"tokens": []}'
-    document = parse_document(before, str(path))
-    read_entries(document)
-    if before.lstrip().startswith(b"{"):
-        document["tokens"].append(entry)
-        after = json.dumps(document, indent=2) + "\n"
-    else:
-        after = f"{before.decode().rstrip()}\n\n{_format_toml(entry)}"
-    read_entries(parse_document(after.encode(), str(path)))
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+    """Adds an entry to a file, which is replaced as a whole; raises InvalidRequestError if it is or becomes invalid.
+
+    A link stays: what it points to is replaced.
+    """
+    path = Path(os.path.realpath(path))
+    with _hold_folder(path.parent):
+        before = read_content(str(path)) if path.exists() else b'{"tokens": []}'
+        document = parse_document(before, str(path))
+        read_entries(document)
+        if before.lstrip().startswith(b"{"):
+            document["tokens"].append(entry)
+            after = json.dumps(document, indent=2) + "\n"
+        else:
+            after = f"{before.decode().rstrip()}\n\n{_format_toml(entry)}"
+        read_entries(parse_document(after.encode(), str(path)))
+        _replace(path, after)
+
+
+@contextmanager
+def _hold_folder(folder: Path) -> Iterator[None]:
+    """Runs a block while no other command of this kind reads or replaces a file in this folder, else one of two would
+    lose the entry of the other. The file itself cannot be locked: each command puts another one in its place."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # of a network's file system that has no such locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _replace(path: Path, content: str) -> None:
+    """Replaces a file, or makes one that only its owner may read. Owner, group and mode stay, as far as allowed."""
+    found = path.stat() if path.exists() else None
     with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
-        file.write(after)
-        file.flush()
-        os.fsync(file.fileno())
-        os.fchmod(file.fileno(), mode)
-    os.replace(file.name, path)
+        try:
+            file.write(content)
+            file.flush()
+            if found is not None:
+                with suppress(PermissionError):  # of another owner's file: the folder allows to replace it
+                    os.fchown(file.fileno(), found.st_uid, found.st_gid)
+            os.fchmod(file.fileno(), 0o600 if found is None else found.st_mode & 0o777)
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
 
 
 def _format_toml(entry: dict[str, Any]) -> str:

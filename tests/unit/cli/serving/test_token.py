@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,8 @@ import pytest
 from tdserve.base.token_file import parse_document
 from tdserve.cli.main import main
 from tdserve.rules.access.grants import Grant
-from tdserve.rules.access.token_entries import TokenTable, read_entries
+from tdserve.rules.access.token_entries import TokenEntry, TokenTable, read_entries
+from tests.processes import wait_for
 
 NEW = ("token", "new", "--name", "learner", "--role", "write")
 
@@ -29,6 +34,51 @@ def test_new_when_no_file_is_given_then_prints_the_token_and_its_entry(capsys: p
     grant = find(json.dumps({"tokens": [entry]}).encode(), token)
     assert grant is not None
     assert (grant.stores, grant.limits.rate) == (("replay*", "w"), 5)
+
+
+def test_new_when_two_add_entries_to_a_file_at_once_then_it_has_both(tmp_path: Path) -> None:
+    path, names = tmp_path / "tokens.json", ("first", "second")
+    command = (sys.executable, "-m", "tdserve", "token", "new", "--role", "read", "--file", str(path), "--name")
+    assert main([*NEW, "--file", str(path)]) == 0
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        running = [subprocess.Popen([*command, name], stdout=subprocess.DEVNULL) for name in names]
+        for each in running:
+            wait_for(lambda pid=each.pid: _waits_for_lock(pid), "a command that waits")  # type: ignore[misc]
+        assert [entry.grant.name for entry in _read(path)] == ["learner"]
+    finally:
+        os.close(fd)
+    assert [each.wait(60.0) for each in running] == [0, 0]
+    assert {entry.grant.name for entry in _read(path)} == {"learner", *names}
+
+
+def _waits_for_lock(pid: int) -> bool:
+    """Returns whether a process waits for a lock of a file."""
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and f" {pid} " in line for line in lines)
+
+
+def _read(path: Path) -> list[TokenEntry]:
+    return read_entries(parse_document(path.read_bytes(), "file"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_new_when_the_file_is_a_link_to_one_of_another_owner_then_both_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "secrets").mkdir()
+    path, link = tmp_path / "secrets/tokens.json", tmp_path / "tokens.json"
+    path.write_text('{"tokens": []}')
+    os.chown(path, 1234, 2345)
+    path.chmod(0o440)
+    link.symlink_to(path)
+    assert main([*NEW, "--file", str(link)]) == 0
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (1234, 2345, 0o440)
+    assert link.is_symlink()
+    assert find(path.read_bytes(), capsys.readouterr().out.strip()) is not None
+    assert [each.name for each in path.parent.iterdir()] == ["tokens.json"]
 
 
 @pytest.mark.parametrize("name", ["tokens.json", "tokens.toml"])
