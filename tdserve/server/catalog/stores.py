@@ -240,7 +240,7 @@ class Stores:
         *,
         owner_session: int = 0,
         adopted: Adopted | None = None,
-        check: Callable[[], None] | None = None,
+        check: Callable[[], object] = lambda: None,
         begin: Callable[[OpenedStore], AbstractContextManager[Transaction]] | None = None,
     ) -> OpenedStore:
         """Creates a store's files and, unless it is ``loading``, makes it visible.
@@ -261,8 +261,7 @@ class Stores:
         name, kind = check_store_name(record.name), KINDS[record.kind]
         stored = kind.make_stored_spec(record, spec)
         hidden = record.begin_incarnation(stored.nbytes, former_version=self.former.find(name), loading=True)
-        if check is not None:
-            check()
+        check()
         self.catalog.add(hidden)  # reserves the name
         if record.loading:
             self.loading.add(name, owner_session)
@@ -488,9 +487,7 @@ class Stores:
         store = self.opened.retire(record.name)
         if store is not None and store.generations is not None:
             store.generations.mark_deleted()
-        self._removed.move_away(
-            record
-        )  # else what comes in its place fails, or has no files; the next start tries again
+        self._removed.move_away(record)  # else what comes in its place fails, or has no files, until the next start
         self.catalog.remove(record.name)
 
 
