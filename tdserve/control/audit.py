@@ -53,10 +53,10 @@ class AuditLog:
         facts = f"token {grant.name!r}, role {grant.role.label}, call {call!r}, store {store!r}"
         self._note((grant.name, call, error.code), f"refused a call from {caller.peer}: {why} ({facts})")
 
-    def note_end(self, caller: Caller, reason: str) -> None:
-        """Notes that a session was ended because of its token."""
+    def note_end(self, caller: Caller, reason: str, *, what: str = "a session") -> None:
+        """Notes that a session or call was ended because of its token."""
         facts = f"token {caller.grant.name!r}, role {caller.grant.role.label}"
-        self._note((caller.grant.name, "end", reason), f"ended a session of {caller.peer}: {reason} ({facts})")
+        self._note((caller.grant.name, "end", reason), f"ended {what} of {caller.peer}: {reason} ({facts})")
 
     def _note(self, kind: tuple[str, str, str], message: str) -> None:
         if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:

@@ -17,9 +17,10 @@ from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.control.content_relay import ContentConnection
 from tdserve.control.servicer import SessionConnection
 from tdserve.control.status import encode_failure
-from tdserve.rules.access.grants import FULL_CALLER, Caller
+from tdserve.rules.access.grants import FULL_CALLER, Caller, Grant
 from tdserve.server.access.gate import Gate
 from tdserve.server.access.token_register import TokenRegister
+from tdserve.server.access.unary_calls import UnaryCalls
 from tdserve.server.dispatch.requests import Requests
 from tdserve.server.dispatch.services import assemble
 from tdserve.server.dispatch.session_messages import SessionMessages
@@ -88,6 +89,7 @@ class ControlProcess:
     ) -> None:
         self.gate = Gate()
         self._tokens = tokens
+        self._calls = UnaryCalls(self.gate.audit)
         self._config = config
         self._root = root
         self._is_repaired = asyncio.Event()
@@ -193,10 +195,13 @@ class ControlProcess:
         await self._local_listener.open()
         self._services.stores.unfinished_writes.on_open()
         if self._tokens is not None:
-            explain_end = self._tokens.explain_end
-            watching = self._tokens.watch(lambda: self._sessions.end_outdated(explain_end, self._config.host))
+            watching = self._tokens.watch(partial(self._end_outdated, self._tokens.explain_end))
             self._watching = asyncio.create_task(watching, name="tdserve-tokens")
         self._is_repaired.set()
+
+    def _end_outdated(self, explain_end: Callable[[Grant], str | None]) -> None:
+        self._sessions.end_outdated(explain_end, self._config.host)
+        self._calls.end_outdated(explain_end, self._config.host)
 
     async def _compact(self) -> None:
         """Compacts all stores; if it is cancelled, only the one whose turn it is, to its end: until then its thread
@@ -316,28 +321,28 @@ class ControlProcess:
         self, request: control_pb2.DescribeStoreRequest, caller: Caller = FULL_CALLER
     ) -> control_pb2.StoreDescription:
         """Describes a store; waits until it exists. Errors as in ``CatalogRequests`` and ``Gate.authorize``."""
-        with self.gate.authorize(caller, "describe_store", request):
+        with self._calls.hold(caller), self.gate.authorize(caller, "describe_store", request):
             return await self._services.catalog.describe_store(request)
 
     async def list_stores(
         self, request: control_pb2.ListStoresRequest, caller: Caller = FULL_CALLER
     ) -> control_pb2.ListStoresResponse:
         """Returns one page of the store names that the caller's token includes."""
-        with self.gate.authorize(caller, "list_stores", request):
+        with self._calls.hold(caller), self.gate.authorize(caller, "list_stores", request):
             return self._services.catalog.list_stores(request, caller.grant)
 
     async def list_keys(
         self, request: control_pb2.ListKeysRequest, caller: Caller = FULL_CALLER
     ) -> control_pb2.ListKeysResponse:
         """Returns the keys of a store."""
-        with self.gate.authorize(caller, "list_keys", request):
+        with self._calls.hold(caller), self.gate.authorize(caller, "list_keys", request):
             return await self._services.catalog.list_keys(request)
 
     async def get_stats(
         self, request: control_pb2.GetStatsRequest, caller: Caller = FULL_CALLER
     ) -> control_pb2.GetStatsResponse:
         """Returns figures of the whole server, as far as the caller's token grants them."""
-        with self.gate.authorize(caller, "get_stats", request):
+        with self._calls.hold(caller), self.gate.authorize(caller, "get_stats", request):
             return await self._observation.get_stats(caller.grant)
 
     async def exchange_content(self, connection: ContentConnection) -> None:
@@ -352,7 +357,7 @@ class ControlProcess:
         self, request: control_pb2.ObserveRequest, caller: Caller = FULL_CALLER
     ) -> control_pb2.ObserveResponse:
         """Returns what an observer shows, as far as the caller's token grants it."""
-        with self.gate.authorize(caller, "observe", request):
+        with self._calls.hold(caller), self.gate.authorize(caller, "observe", request):
             return await self._observation.observe(request, caller.grant)
 
 
