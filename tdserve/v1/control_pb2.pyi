@@ -760,14 +760,12 @@ class TakenRequest(_message.Message):
     def __init__(self, link: _Optional[int] = ..., checksums: _Optional[bytes] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class RelayReport(_message.Message):
-    __slots__ = ("holds", "ended", "whole")
+    __slots__ = ("holds", "ended")
     HOLDS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_FIELD_NUMBER: _ClassVar[int]
     holds: int
     ended: int
-    whole: TakenRequest
-    def __init__(self, holds: _Optional[int] = ..., ended: _Optional[int] = ..., whole: _Optional[_Union[TakenRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, holds: _Optional[int] = ..., ended: _Optional[int] = ...) -> None: ...
 
 class RelayOrder(_message.Message):
     __slots__ = ("pass_on", "forget", "lost")

@@ -12,10 +12,9 @@ from contextlib import suppress
 from threading import Lock, Thread, current_thread
 
 from tdserve.base.errors import ClosedError, PeerLostError, TDServeError
-from tdserve.client.relays.kept_version import KeptVersion, compute_checksums
+from tdserve.client.relays.kept_version import KeptVersion
 from tdserve.client.relays.relay_link import PULLER_RANK, RELAY_RANK, RelayLink, pass_on
 from tdserve.messages.layout import Layout
-from tdserve.structure.trees.tree import Spec
 from tdserve.transport.pool import BufferPool
 from tdserve.v1 import control_pb2
 
@@ -120,18 +119,6 @@ class SessionRelays:
             kept = self._kept.pop(link, None)
         if kept is not None:
             kept.drop()
-
-    def report_checksums(self, link: int, kept: KeptVersion, spec: Spec) -> None:
-        """Computes the checksums of a version from the server, for clients that receive it from others.
-
-        In the background.
-        """
-
-        def report() -> None:
-            taken = control_pb2.TakenRequest(link=link, checksums=compute_checksums(kept.layout, kept.buffer, spec))
-            self._report(control_pb2.RelayReport(whole=taken))
-
-        self._start(f"tdserve-relay-checksums-{link}", report)
 
     def close(self) -> None:
         """Ends all links, and joins the threads of all of them. Idempotent."""

@@ -126,7 +126,6 @@ def receive_kept(relays: SessionRelays, link: int, channel: Channel, tag: int, r
     except BaseException:
         relays.forget(link)
         raise
-    relays.report_checksums(link, kept, receiving.spec)
     return receiving.copy(kept.buffer)
 
 

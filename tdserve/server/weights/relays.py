@@ -196,10 +196,9 @@ class Relays:
                     self._members[other].session.send(control_pb2.ServerMessage(rendezvous=entry))
 
     def on_report(self, session: ClientSession, report: control_pb2.RelayReport) -> None:
-        """Handles a client's report: it holds a version's first part, or a link has ended. That it has a whole version
-        with some checksums is its own word, which counts for nobody else."""
+        """Handles a client's report: it holds a version's first part, or a link has ended."""
         kind = report.WhichOneof("report")
-        link = report.whole.link if kind == "whole" else getattr(report, kind or "holds")
+        link = getattr(report, kind or "holds")
         trees = self._find_trees(session, link)
         if trees is None:
             return

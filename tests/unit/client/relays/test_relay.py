@@ -3,17 +3,15 @@ from __future__ import annotations
 import threading
 import time
 
-import numpy as np
 import pytest
 import torch
 
 from tdserve.base.errors import ClosedError, PeerLostError
 from tdserve.client.relays import relay_link as links
-from tdserve.client.relays.kept_version import compute_checksums
 from tdserve.client.relays.relay_link import receive
 from tdserve.v1 import control_pb2
 from tests.gloo_secret import SECRET
-from tests.unit.client.relays.relaying import LAYOUT, POOL, SPEC, Office, content, office
+from tests.unit.client.relays.relaying import LAYOUT, POOL, Office, content, office
 
 
 @pytest.fixture(autouse=True)
@@ -87,15 +85,6 @@ def test_lost_when_reported_before_or_after_the_link_is_open_then_it_ends_at_onc
         puller.on_order(control_pb2.RelayOrder(lost=5))
         with pytest.raises(PeerLostError, match="session has ended"):
             link.connect()
-
-
-def test_report_checksums_when_a_version_came_from_the_server_then_control_gets_them() -> None:
-    with office() as between:
-        kept = between.keep(3)
-        between.ends[0].report_checksums(3, kept, SPEC)
-        taken = between.wait_report(0, "whole").whole
-        assert (taken.link, taken.checksums) == (3, compute_checksums(LAYOUT, content(), SPEC))
-        assert len(np.frombuffer(taken.checksums, "<u8")) == 2
 
 
 def test_close_when_a_version_is_being_passed_on_then_its_thread_ends() -> None:

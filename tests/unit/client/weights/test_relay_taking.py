@@ -138,7 +138,6 @@ def test_receive_kept_when_the_server_sends_then_it_is_kept_and_control_learns_o
         server.wait_all(works, 20.0)
         assert torch.equal(td["b"], TD["b"]) == is_filled
         assert between.wait_report(0, "holds").holds == 3
-        assert between.wait_report(0, "whole").whole.checksums == compute_checksums(LAYOUT, content(), SPEC)
 
 
 def test_receive_kept_when_it_breaks_off_then_nothing_is_kept() -> None:

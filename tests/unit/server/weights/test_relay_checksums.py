@@ -11,7 +11,6 @@ from tdserve.rules.fanout import SERVER
 from tdserve.rules.weights import MIN_COMPARED_BYTES, PATIENCE
 from tdserve.server.weights import relays as relays_module
 from tdserve.server.weights.relays import MAX_LINE_S
-from tdserve.v1 import control_pb2
 from tests.unit.server.weights.test_relays import RIGHT, SPEC, WRONG, Trees
 from tests.unit.server.world import Loop, World
 
@@ -141,9 +140,6 @@ def test_taken_when_the_checksums_are_not_known_yet_then_waits_for_them(trees: T
             await trees.taken(2, placed.link, timeout_s=0.01)
         waiting = asyncio.create_task(trees.taken(2, placed.link))
         await asyncio.sleep(0)
-        for session in (2, 1):  # what a client says of what it has got is believed of none
-            whole = control_pb2.TakenRequest(link=root.link, checksums=WRONG)
-            trees.relays.on_report(trees.sessions[session], control_pb2.RelayReport(whole=whole))
         trees.may_make.set()
         await waiting
 
@@ -159,8 +155,6 @@ def test_taken_when_a_relay_has_forged_it_then_the_servers_own_checksums_show_it
         root = await trees.place(1, dtype=dtype)
         with trees.relays.track_sending(trees.store, root):
             trees.report(1, holds=root.link)
-        whole = control_pb2.TakenRequest(link=root.link, checksums=WRONG)
-        trees.relays.on_report(trees.sessions[1], control_pb2.RelayReport(whole=whole))
         placed = await trees.place(2, dtype=dtype)
         assert placed.relay == 1
         with pytest.raises(CorruptDataError):

@@ -74,7 +74,7 @@ class Trees:
 
     def report(self, number: int, **said: int) -> None:
         """Delivers a report of a session's client."""
-        self.relays.on_report(self.sessions[number], control_pb2.RelayReport(**said))  # type: ignore[arg-type]
+        self.relays.on_report(self.sessions[number], control_pb2.RelayReport(**said))
 
     async def root(self) -> Placement:
         """Gives the first session a whole version from the server, which it keeps; publishes one if there is none."""
@@ -84,8 +84,6 @@ class Trees:
         assert (placed.relay, placed.keeps) == (SERVER, True)
         with self.relays.track_sending(self.store, placed):
             self.report(1, holds=placed.link)
-        whole = control_pb2.TakenRequest(link=placed.link, checksums=WRONG)  # its own word
-        self.relays.on_report(self.sessions[1], control_pb2.RelayReport(whole=whole))
         return placed
 
     async def taken(self, number: int, link: int, checksums: bytes = RIGHT, *, timeout_s: float = 20.0) -> None:
