@@ -40,7 +40,7 @@ _MAX_WAITING = 32
 """Steps that wait to be sent together: an extend of one row costs nearly as much as one of 32."""
 
 _MAX_WAITING_NBYTES = 1024 * 1024
-"""Most content that waits, but for at least one step."""
+"""Most content that waits; one step may always wait."""
 
 MAX_WAITING_S = 0.05
 """A step does not wait longer for others, as long as steps are added or rows sampled."""
@@ -331,7 +331,7 @@ class _Steps:
     Args:
         row: One row, as nested arrays.
         n_envs: Rows of a step.
-        max_rows: Most rows that wait, but for at least one step.
+        max_rows: Most rows that wait; one step may always wait.
     """
 
     def __init__(self, row: Mapping[str, Any], n_envs: int, *, max_rows: int) -> None:

@@ -257,7 +257,7 @@ class TDServeStorageClient(StorageKVClient):
         return self._read_fields()[0]
 
     def save(self, folder: Path) -> None:
-        """Writes to files in a new folder the entries that are there when it begins, but for those cleared meanwhile.
+        """Writes to files in a new folder the entries that are there when it begins, except those cleared meanwhile.
         Each is as of the moment when it is read."""
         folder.mkdir()
         parts = [*self._list_parts()]

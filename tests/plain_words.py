@@ -1,5 +1,5 @@
-"""Scanner of words that have another meaning in English: source or documents in, findings out, like the scanners in
-``house``."""
+"""Scanner of words that have another meaning in English, or make a reader guess: source or documents in, findings out,
+like the scanners in ``house``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ _MOMENTS = re.compile(
     r"|that (?:sync|moment)\b|tensordict \d"
 )
 
+_REFUSED = re.compile(
+    rf"\b(?:(?:that|which|[Ii]t|[Vv]alue){_GAP}(?:is|are){_GAP}none|[Ii]n{_GAP}vain|[Bb]ut{_GAP}for)\b"
+)
+"""Write "invalid", "missing" or "not a ..." for the first, "failed", "timed out" or "wasted" for the second, and
+"except" for the third."""
+
 
 def word_faults(texts: Mapping[str, str]) -> list[str]:
-    """Returns where a text has the two words before something that is no moment.
+    """Returns where a text has "since" for "like", or words that are refused.
 
     Args:
         texts: By name of the file.
@@ -29,4 +35,7 @@ def word_faults(texts: Mapping[str, str]) -> list[str]:
             if not _MOMENTS.match(follows):
                 line = text.count("\n", 0, match.start()) + 1
                 faults.append(f"{name}:{line}: {' '.join(match.group().split())} {follows[:30].strip()}")
+        for match in _REFUSED.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            faults.append(f"{name}:{line}: {' '.join(match.group().split())}")
     return faults

@@ -98,7 +98,7 @@ def make_function_coroutine(
 
     async def call(client: Any, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         if not isinstance(client, AsyncObject):
-            reason = f"a {type(client).__name__} is none of tdserve.aio; give what tdserve.aio.connect returns"
+            reason = f"a {type(client).__name__} is not of tdserve.aio; give what tdserve.aio.connect returns"
             raise InvalidRequestError(argument="client", reason=reason)
         waiting = _take_wait_off(partial(function, client.sync), args, kwargs, position)
         result: _Result = await client._calls.run(waiting, gives_up=gives_up)
@@ -109,7 +109,7 @@ def make_function_coroutine(
 
 
 def _find_timeout(function: Callable[..., Any]) -> int | None:
-    """Returns the position of ``timeout_s`` among the arguments behind the first; None if it is none of them."""
+    """Returns the position of ``timeout_s`` among the arguments behind the first; None if it is not among them."""
     try:
         parameters = list(inspect.signature(function).parameters.values())[1:]
     except (TypeError, ValueError):  # no function, or one in C

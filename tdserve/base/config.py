@@ -1,4 +1,4 @@
-"""Settings, and the reasons for their defaults. Only this module reads the environment, but for the one variable of
+"""Settings, and the reasons for their defaults. Only this module reads the environment, except for one variable of
 ``logs``; it does so when called, not at import."""
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def read_config_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     Relative paths in it are relative to its folder.
 
     Raises:
-        InvalidRequestError: The file cannot be read, or has a key or a value that is none. The error names it, and the
+        InvalidRequestError: The file cannot be read, or has an invalid key or value. The error names it, and the
             key that was meant.
     """
     try:

@@ -102,7 +102,7 @@ def make_uid() -> str:
 
 def check_uid(uid: str) -> str:
     """Returns the uid of a store that a client has sent, which names folders. Raises RemoteProtocolError if it is
-    none."""
+    invalid."""
     if len(uid) != UID_CHARACTERS or not (uid.isascii() and uid.isalnum()):
         raise RemoteProtocolError(expected="the uid of a store", received=repr(uid[:80]))
     return uid

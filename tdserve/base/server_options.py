@@ -22,7 +22,7 @@ class ServerOption(NamedTuple):
     Attributes:
         name: The field of ``ServerConfig``, and its key in a file.
         flag: Of ``tdserve serve``; "" for the argument.
-        parse: Makes the value of a text; raises ValueError or KeyError for a text that is none.
+        parse: Makes the value of a text; raises ValueError or KeyError for an invalid text.
         metavar: Of the flag; "" for one without a value.
         help: Of the flag.
         types: What a file may give, besides a text.

@@ -207,7 +207,7 @@ class Client(TensorDictClient):
             policy: Adds the keys that it writes. A collector's own by default.
 
         Raises:
-            InvalidRequestError: The source is none of these.
+            InvalidRequestError: The source is of another type.
         """
         return make_row_like(source, policy)
 
@@ -503,7 +503,7 @@ class Client(TensorDictClient):
 
         Args:
             newer_than: Waits for a version above this one; None: for any.
-            timeout_s: With 0 and nothing newer, None is returned; a longer wait in vain raises DeadlineExceededError.
+            timeout_s: With 0 and nothing newer, None is returned; a longer wait raises DeadlineExceededError.
 
         Raises:
             DeadlineExceededError: There was no such version in time, and ``timeout_s`` is not 0.

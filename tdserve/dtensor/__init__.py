@@ -61,7 +61,7 @@ def publish(
         metadata: Of rank 0, as in ``Client.publish``.
         keep: How many of the newest versions stay readable, as in ``Client.publish``. Of the parts one more is kept,
             for readers that have just found the oldest.
-        dtype: Floating-point tensors, but for those of 8 bits, are converted to it before they are sent: each rank
+        dtype: Floating-point tensors, except those of 8 bits, are converted to it before they are sent: each rank
             makes a copy in it of what it sends, and no more. The same in all ranks.
         timeout_s: For this rank's requests; the others are waited for as long as the group does.
 
@@ -102,7 +102,7 @@ def latest(
         client: The client.
         name: Name of the weights: published by ``publish`` here, or by ``Client.publish`` as a whole.
         into: A module, or a dict or TensorDict with the leaves of the version: DTensors of any mesh and placements, or
-            plain tensors, which get the whole. They are filled in place; floating-point numbers are converted, but for
+            plain tensors, which get the whole. They are filled in place; floating-point numbers are converted, except
             those of 8 bits. What is no tensor is replaced by what the version has of that name, if it has; a number
             also fills a tensor without dimensions.
         newer_than: Waits for a version above this one. Without it, the newest whose parts are all there is read.

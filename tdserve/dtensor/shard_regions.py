@@ -162,7 +162,7 @@ def _cut_all(shape: tuple[int, ...], cuts: tuple[Cut, ...]) -> tuple[tuple[int, 
 
 
 def _combine(runs: Sequence[Sequence[Run]]) -> Iterator[Place]:
-    """Yields each combination of runs of the dimensions, but for those that are empty."""
+    """Yields each combination of runs of the dimensions, except those that are empty."""
     places = []
     for each in runs:
         start, placed = 0, []
@@ -179,7 +179,7 @@ def _combine(runs: Sequence[Sequence[Run]]) -> Iterator[Place]:
 def _cut(runs: Sequence[Run], number: int, num_chunks: int, split_factor: int) -> list[Run]:
     """Returns what a rank gets of the runs that a dimension has: its chunk of each of ``split_factor`` chunks.
 
-    Chunks are those of ``torch.chunk``: all of one size, but for the last ones.
+    Chunks are those of ``torch.chunk``: all of one size, except the last ones.
     """
     length = sum(size for _, size in runs)
     split_size = -(-length // split_factor)

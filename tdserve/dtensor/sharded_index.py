@@ -109,7 +109,7 @@ def decode_index(text: str, values: Mapping[str, Any], *, store: str) -> Sharded
 
     Raises:
         NotSupportedError: It is of another format.
-        CorruptDataError: It is none.
+        CorruptDataError: It is not an index.
     """
     try:
         found = json.loads(text)

@@ -32,7 +32,7 @@ from tdserve.structure.trees.tree import TensorLeaf
 from tdserve.structure.trees.version_subset import FLOATING
 
 READ_NBYTES = 64 << 20
-"""Bytes that one request reads, but for at least one piece."""
+"""Most bytes that one request reads; it reads at least one piece."""
 
 MAX_READS = 8
 """Requests at a time."""

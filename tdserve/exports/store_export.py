@@ -91,7 +91,7 @@ def export_store(
 
 def replace_folder(made: Path, target: Path) -> None:
     """Replaces a folder by another beside or below it, whose parent then has the old one; one of them is always at its
-    place, but for the moment between two renames where the file system cannot exchange them.
+    place, except for the moment between two renames where the file system cannot exchange them.
 
     Raises:
         OSError: It cannot be replaced; it is there as before.

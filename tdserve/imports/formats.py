@@ -48,7 +48,7 @@ def open_source(kind: str, path: str, options: ImportOptions) -> ImportSource:
         NotSupportedError: The format's package is not installed.
     """
     if kind not in FORMATS:
-        raise InvalidRequestError(argument="kind", reason=f"{kind!r} is none of {', '.join(FORMATS)}")
+        raise InvalidRequestError(argument="kind", reason=f"{kind!r} is not one of {', '.join(FORMATS)}")
     if options.split and not FORMATS[kind].has_splits:
         raise InvalidRequestError(argument="split", reason=f"{kind} has none")
     return FORMATS[kind].open(path, options)

@@ -197,7 +197,7 @@ def _find_shape_and_types(items: list[Any]) -> tuple[tuple[int, ...], set[type]]
 
 
 def _is_wide(items: list[Any]) -> bool:
-    """Returns whether one of the integers in a list, at any depth, is none of 64 bits."""
+    """Returns whether one of the integers in a list, at any depth, does not fit 64 bits."""
     try:  # for most lists, in a tenth of the time
         return bool(items) and not (_INT64.min <= min(items) and max(items) <= _INT64.max)
     except TypeError:  # there are lists or nulls in it

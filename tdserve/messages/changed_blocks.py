@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tdserve.v1 import control_pb2
 
 MAX_BLOCK_BYTES = 1 << 20
-"""Bytes of a block, but for the last of a file: both servers' event loops handle the message that brings it at once."""
+"""Bytes of a block, except the last of a file: both servers' event loops handle the message that brings it at once."""
 
 
 class ChangedFile(NamedTuple):

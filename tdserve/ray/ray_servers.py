@@ -111,7 +111,7 @@ def start(
     if not os.path.isabs(storage):
         raise InvalidRequestError(argument="storage", reason=f"{storage!r} is not an absolute path")
     if placement not in _PLACEMENTS:
-        raise InvalidRequestError(argument="placement", reason=f"{placement!r} is none of {', '.join(_PLACEMENTS)}")
+        raise InvalidRequestError(argument="placement", reason=f"{placement!r} is not one of {', '.join(_PLACEMENTS)}")
     if lifetime not in (None, "detached"):
         raise InvalidRequestError(argument="lifetime", reason=f"{lifetime!r} is neither None nor 'detached'")
     wanted = dict(resources or {"CPU": 1})

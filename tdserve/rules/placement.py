@@ -155,7 +155,9 @@ class PlacementRecord:
         for argument, choices in (("kind", PlacementKind), ("on_shard_loss", OnShardLoss)):
             value = getattr(self, argument)
             if value not in get_args(choices):
-                raise InvalidRequestError(argument=argument, reason=f"{value!r} is none of {list(get_args(choices))}")
+                raise InvalidRequestError(
+                    argument=argument, reason=f"{value!r} is not one of {list(get_args(choices))}"
+                )
         for server in self.servers:
             check_integer("servers", server, 0, maximum=MAX_SERVERS - 1)
         for argument, number in (("owner", self.owner), ("copy_at", self.copy_at)):

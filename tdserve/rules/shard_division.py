@@ -39,8 +39,8 @@ class ShardMass(NamedTuple):
         is_final: Whether it is closed, and no other rows may come, or come back.
         num_rows: Live rows.
         inserts: Rows ever committed.
-        missing: Which leaves are missing in how many rows, and how many the consumer has had that are kept; "" if there
-            are none, or it has rows enough.
+        missing: Which leaves are missing in how many rows, and how many the consumer has had that are kept; "" if
+            nothing is missing, or it has rows enough.
         num_draws: How often its rows can be drawn, all together, if it is final, does not have enough of them, and they
             leave once they were drawn often enough; else 0.
     """

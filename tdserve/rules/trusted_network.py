@@ -61,7 +61,7 @@ def parse_range(text: str) -> _Network:
     """Parses a range of addresses, such as ``10.0.0.0/8``.
 
     Raises:
-        InvalidRequestError: It is none.
+        InvalidRequestError: The text is not a range.
     """
     try:
         return ipaddress.ip_network(text, strict=False)

@@ -1,7 +1,7 @@
 """The private names of tensordict that tdserve uses, and how tensordicts are held inside. Those of torch are in
 ``torch_private.py``; no other module uses one.
 
-All were seen in tensordict 0.14.3 and 0.15.3, but for those that say otherwise.
+All were seen in tensordict 0.14.3 and 0.15.3, except those that say otherwise.
 ``tests/unit/structure/test_tensordict_private.py`` looks for each, so that an upgrade that removes one fails there and
 names it. Names on a hot path are bound here and called directly.
 """

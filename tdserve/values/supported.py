@@ -31,7 +31,7 @@ TYPE_NAMES = {kind: name for name, kind in CONTAINER_TYPES.items()}
 
 TRAVELLING = (
     "None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, NumPy arrays and scalars, and "
-    "dates and times whose timezone is none or an offset without a name"
+    "dates and times without a timezone, or with an offset without a name"
 )
 
 REMEDY = "tdserve.connect(..., allow_pickle=True)"

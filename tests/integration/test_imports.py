@@ -198,7 +198,7 @@ def test_path_when_absent_or_another_format_then_error(
             import_store(client, kind, tmp_path / path, name)
     with pytest.raises(tdserve.InvalidRequestError, match="split"):
         import_store(client, kind, tmp_path / "text", name, split="train")
-    with pytest.raises(tdserve.InvalidRequestError, match=f"'csv' is none of .*{kind}"):
+    with pytest.raises(tdserve.InvalidRequestError, match=f"'csv' is not one of .*{kind}"):
         import_store(client, "csv", tmp_path / "text", name)
 
 

@@ -138,7 +138,7 @@ def test_set_when_its_client_stands_still_in_the_middle_then_others_wait_for_it_
             handle.set_at_("body", torch.zeros(1).double(), 0, timeout_s=SHORT_S)
         with pytest.raises(tdserve.DeadlineExceededError):
             client.from_remote_init(name, timeout_s=SHORT_S)
-        handle[NUM_ROWS:] = rows(AFTER)  # a write that waited in vain blocks no other
+        handle[NUM_ROWS:] = rows(AFTER)  # a write that timed out blocks no other
         writer.signal(signal.SIGCONT)
         assert writer.line() == "connected shm"
         assert writer.line() == "done stored"

@@ -220,7 +220,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "rows beyond every number": {"extend": extend(num_rows=2**63)},
     "inline too short": {"extend": extend(content=content(BATCH[:1], inline=True))},
     "unknown structure": {"extend": extend(content=control_pb2.Content(fingerprint=b"?" * 32, inline=b""))},
-    "values that are none": {
+    "invalid values": {
         "extend": extend(
             content=control_pb2.Content(
                 fingerprint=STORED_FINGERPRINT, inline=content(inline=True).inline, values=b"\xff\xff"

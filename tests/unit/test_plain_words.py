@@ -25,6 +25,19 @@ def test_words_when_since_means_as_in_then_found(text: str) -> None:
     assert fault.startswith("a.py:2: ")
 
 
+@pytest.mark.parametrize(
+    "text", ["a key that\nis none", "bytes that are\n# none", "It is\nnone.", "in\n  vain", "but\nfor"]
+)
+def test_words_when_a_reader_must_guess_then_found(text: str) -> None:
+    (fault,) = word_faults({"a.md": f"# A\n{text}"})
+    assert fault.startswith("a.md:2: ")
+
+
+@pytest.mark.parametrize("text", ["there is none", "a value that is None", "is not one", "but it waits for"])
+def test_words_when_they_are_plain_then_silent(text: str) -> None:
+    assert word_faults({"a.md": text}) == []
+
+
 @pytest.mark.parametrize("text", ["as\nof the last sync", "As\nof now,", "all as\n  of one\n  moment", "alias of a"])
 def test_words_when_they_are_about_a_moment_then_silent(text: str) -> None:
     assert word_faults({"a.md": text}) == []

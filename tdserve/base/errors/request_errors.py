@@ -125,7 +125,7 @@ class StoreExistsError(RequestError):
 
 class VersionConflictError(RequestError):
     """An entry of a keyed store has another version than the caller expected; 0 stands for an absent entry. Nothing was
-    changed, but for what ``elsewhere`` names: entries of a shared store that other servers have."""
+    changed, except what ``elsewhere`` names: entries of a shared store that other servers have."""
 
     code = "FAILED_PRECONDITION"
     template = "store {store!r}, key {key!r}: expected version {expected}, it has {actual}"

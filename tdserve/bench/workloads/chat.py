@@ -90,7 +90,7 @@ def check_histories(batch: TensorDictBase, histories: Sequence[History], *, what
     """Compares every row with the history that its prompt names.
 
     Raises:
-        CorruptDataError: A leaf differs in type or value, or a row is none of these histories.
+        CorruptDataError: A leaf differs in type or value, or a row is not one of these histories.
     """
     values = {key: batch.get(key).tolist() for key in ("prompt", "response", "tool_call")}
     columns = {**values, "tokens": batch.get("tokens").unbind()}

@@ -9,7 +9,7 @@ MAX_MESSAGES = 30
 
 
 def find_messages(value: Any) -> list[tuple[str, str]] | None:
-    """Returns role and content of the messages of a chat; None if a value is none.
+    """Returns role and content of the messages of a chat; None if a value is not a chat.
 
     Of a dict with a chat at one of its keys, such as ``{"messages": [...], "id": 3}``, the other entries come first.
     """

@@ -11,7 +11,7 @@ MAX_TIME = 1e9
 
 
 class TimeRange(click.FloatRange):
-    """A time, in the unit that the option names: NaN and infinity, with which a wait never ends or fails, are none."""
+    """A time, in the unit that the option names. NaN and infinity are invalid: a wait would never end or fail."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Returns the number. Raises BadParameter if it is no time, or outside the range."""

@@ -45,7 +45,7 @@ def list_keys(keys: Any) -> list[str]:
     """Returns several keys, from any iterable.
 
     Raises:
-        InvalidRequestError, TooLargeError: It is none, or there are too many for one call.
+        InvalidRequestError, TooLargeError: A key is invalid, or there are too many for one call.
     """
     if isinstance(keys, (bytes, bytearray)):
         raise InvalidRequestError(argument="keys", reason=f"{bytes(keys)!r} is neither a str nor a list of str")

@@ -208,7 +208,7 @@ class KeyedHandle(EntryMapping, ByAddress):
         return values
 
     def _settle_puts(self) -> None:
-        """Waits for the puts that were made before, but for their success."""
+        """Waits until the puts that were made before have ended, also those that fail."""
         self._coalescer.flush(self._client.make_deadline(None))
 
     def _remove(self, keys: list[bytes], if_versions: list[int], deadline: Deadline, *, missing_ok: bool) -> int:

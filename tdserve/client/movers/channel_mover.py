@@ -26,7 +26,7 @@ from tdserve.v1 import control_pb2
 
 MAX_EXPECTED_BYTES = 16 * 1024 * 1024
 """Content up to this size is awaited before it is announced. For larger content the announcement takes only a hundredth
-of the time, and if the store has changed, as many bytes would be sent in vain."""
+of the time, and if the store has changed, as many bytes would be wasted."""
 
 
 class ChannelMover(ClientMover):

@@ -142,7 +142,7 @@ def make_id(created_s: float, uid: str) -> str:
 
 
 def _find_moment(checkpoint_id: str) -> float:
-    """Returns the moment that an id names; 0 if it is none of ``make_id``."""
+    """Returns the moment that an id names; 0 if ``make_id`` did not make it."""
     try:
         return datetime.strptime(checkpoint_id.rpartition("-")[0] + "Z", f"{_MOMENT}%z").timestamp()
     except ValueError:
@@ -155,7 +155,7 @@ def get_uid(checkpoint_id: str) -> str:
 
 
 def list_ids(archive: Archive) -> list[str]:
-    """Returns the ids of all checkpoints, the oldest first. A file with another name than a manifest's is none."""
+    """Returns the ids of all checkpoints, the oldest first. Files with other names than manifests' do not count."""
     return [found[1] for name in archive.list_sizes(_FOLDER) if (found := _MANIFEST.fullmatch(name))]
 
 
@@ -194,7 +194,7 @@ def load(archive: Archive, checkpoint_id: str, *, removes_damaged: bool = False)
 
 
 def _read_checkpoint(fields: dict[str, Any]) -> Checkpoint:
-    """Returns the checkpoint of a document. Raises TypeError, ValueError or KeyError if it is none."""
+    """Returns the checkpoint of a document. Raises TypeError, ValueError or KeyError if it is invalid."""
     stores = [
         ArchivedStore(**{**store, "files": [_read_file(**file) for file in store["files"]]})
         for store in fields["stores"]

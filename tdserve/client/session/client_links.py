@@ -22,9 +22,9 @@ _inherited: list[ClientLinks] = []
 class ClientLinks:
     """What one client has open.
 
-    Neither this nor a thread of it refers to the client, but for a call under way: a client lives as long as the user
-    has it, or a handle, iterator or writer of it, or a call is under way. Lost sessions are not kept here either: their
-    errors refer to the calls that have raised them.
+    Neither this nor a thread of it refers to the client, except for a call under way: a client lives as long as the
+    user has it, or a handle, iterator or writer of it, or a call is under way. Lost sessions are not kept here either:
+    their errors refer to the calls that have raised them.
 
     Args:
         connection: To the server.

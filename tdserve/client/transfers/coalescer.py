@@ -57,7 +57,7 @@ class Coalescer(ABC, Generic[_Part]):
         self._is_sending = False
         self._is_in_line = False  # waits until the client may begin another write
         self._pid = os.getpid()
-        self._given_up: set[Future[Any]] = set()  # what ``finish`` has waited for in vain
+        self._given_up: set[Future[Any]] = set()  # what ``finish`` waited for without an answer
         _EXIT_FLUSH.add(self)
 
     @property

@@ -141,7 +141,7 @@ class Wanted:
 
 
 def make_wanted(name: str, newer_than: int | None = None, *, dtype: Any, select: Any, **options: Any) -> Wanted:
-    """Makes a ``Wanted`` of a caller's arguments. Raises InvalidRequestError for a dtype or keys that are none."""
+    """Makes a ``Wanted`` of a caller's arguments. Raises InvalidRequestError for an invalid dtype or key."""
     chosen = None if select is None else tuple(list_paths(select, argument="select"))
     return Wanted(name, newer_than, dtype=get_dtype_name(dtype), select=chosen, **options)
 

@@ -18,7 +18,7 @@ class VersionPart(NamedTuple):
 
     Attributes:
         wanted: Structure of what it wants.
-        sent: Structure of what comes: the same, but for all non-tensor values of the version if one of them is wanted.
+        sent: Structure of what comes: the same, with all non-tensor values of the version if one of them is wanted.
     """
 
     wanted: Spec

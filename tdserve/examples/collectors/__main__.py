@@ -66,7 +66,7 @@ def run_all(options: argparse.Namespace) -> None:
         try:
             print_all(client, options, num_collectors=options.collectors or NUM_COLLECTORS, check=check)
         except TDServeError:
-            check()  # a dead collector is the cause, what it was waited for in vain the effect
+            check()  # a dead collector is the cause, the timeout the effect
             raise
 
 

@@ -133,7 +133,7 @@ def spread_evenly(num_rows: int) -> NDArray[np.int64]:
 
 
 def find_chat(value: Any) -> list[tuple[str, str]] | None:
-    """Returns role and content of the messages of a chat; None if a value is none."""
+    """Returns role and content of the messages of a chat; None if a value is not a chat."""
     messages = find_messages(value)
     return messages and [(shorten(role, 40), shorten(content)) for role, content in messages]
 

@@ -37,7 +37,7 @@ MAX_EXPIRED_AT_ONCE = 64
 """Most expired entries that one change drops, unless it needs their room."""
 
 MAX_RENEWED_AT_ONCE = 10_000
-"""Most entries that one change looks at in vain: readers may continue marking them."""
+"""Most entries that one change passes over: readers may continue marking them."""
 
 ABSENT = 0
 """The version of an entry that is not there."""

@@ -47,9 +47,9 @@ class KeyedSettings:
 
     def __post_init__(self) -> None:
         if self.like not in get_args(Like):
-            raise InvalidRequestError(argument="like", reason=f"{self.like!r} is none of {list(get_args(Like))}")
+            raise InvalidRequestError(argument="like", reason=f"{self.like!r} is not one of {list(get_args(Like))}")
         if self.eviction not in get_args(Eviction):
-            reason = f"{self.eviction!r} is none of {list(get_args(Eviction))}"
+            reason = f"{self.eviction!r} is not one of {list(get_args(Eviction))}"
             raise InvalidRequestError(argument="eviction", reason=reason)
         check_integer("max_bytes", self.max_bytes, 0)
         check_integer("num_shards", self.num_shards, 0)

@@ -191,8 +191,8 @@ class SampleToInsertRatio(Limiter):
     table of fewer than ``min_size`` rows always pass. Rows that were overwritten still count as inserted. The counts
     are whole numbers and the ratio counts as it is written (0.1 is a tenth), so nothing drifts.
 
-    Both counts are exact, over restarts and ``kill -9`` of the server too, but for a sample that was under way when its
-    client, its data worker or the server was killed: it counts or not. Batches that ``batches(prefetch=)`` has
+    Both counts are exact, over restarts and ``kill -9`` of the server too, except for a sample that was under way when
+    its client, its data worker or the server was killed: it counts or not. Batches that ``batches(prefetch=)`` has
     drawn and not returned count as sampled.
 
     Attributes:

@@ -54,7 +54,7 @@ class TableSamples:
             rng: Source of randomness.
             conditions: Those of the sample.
             owner: The session that gets the rows on lease; None: no lease, they stay available to others.
-            max_drawn: Most rows that are drawn now, but for units such as a slice, see ``draw_more``; 0: all.
+            max_drawn: Most rows that are drawn now; a unit such as a slice stays whole, see ``draw_more``; 0: all.
             request: The owner's request, as in ``Leases.grant``.
             replaces: Whether they replace rows that were counted: the limiter has let these through, and does not count
                 them again.
@@ -121,7 +121,7 @@ class TableSamples:
 
         Args:
             plan: The previous part.
-            max_drawn: Most rows of the next one, but for units.
+            max_drawn: Most rows of the next one; units stay whole.
             rng: As in ``draw_sample``.
         """
         return self._draw_part(plan.terms, plan.num_missing, max_drawn, rng=rng)
@@ -224,7 +224,9 @@ class TableSamples:
         consumers = state.settings.consumers
         if consumers and consumer not in consumers and (is_lease or consumer != OWN):
             names = ", ".join(map(repr, consumers))
-            reason = f"rows of table {state.name!r} leave it once {names} have had them; {consumer!r} is none of these"
+            reason = (
+                f"rows of table {state.name!r} leave it once {names} have had them; {consumer!r} is not one of these"
+            )
             raise InvalidRequestError(argument="consumer", reason=reason)
 
     def _check_lease(self, conditions: SampleConditions, num_rows: int) -> None:

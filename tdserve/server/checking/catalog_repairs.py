@@ -220,7 +220,7 @@ def read_records(db: CatalogDB) -> list[StoreRecord]:
 
 
 def take_back(root: Root, name: str) -> Outcome:
-    """Makes a folder the store again that it was at the last sync; sets it aside if it was none."""
+    """Makes a folder the store again that it was at the last sync; sets it aside if it was not a store."""
     with suppress(TDServeError):
         losses = _bring_back(root, name)
         if losses is not None:

@@ -21,7 +21,7 @@ class WorkerSpecCache:
     """The fingerprints of one worker's structures.
 
     Args:
-        forget: Makes the worker forget its structures, but for those that it got since the previous call.
+        forget: Makes the worker forget its structures, except those that it got since the previous call.
     """
 
     def __init__(self, forget: Callable[[], None]) -> None:

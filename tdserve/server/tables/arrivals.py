@@ -23,7 +23,7 @@ class ExtendColumns:
     """The data that an extend has for its rows, before their content has arrived.
 
     Attributes:
-        arrival: The rows' data in the request, but for the versions.
+        arrival: The rows' data in the request, except the versions.
         num_rows: Number of the rows.
         versions: Policy versions that made the rows, one per row; None if the request has none.
         version_range: Lowest and highest of these versions.

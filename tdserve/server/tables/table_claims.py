@@ -138,7 +138,7 @@ class TableClaim:
         self._is_catching_up = True
         self._failure = None
         try:
-            # num_claimed is read first: every claim that it counts, but for the last, is filled, and num_written counts
+            # num_claimed is read first: every claim that it counts, except the last, is filled, and num_written counts
             # its record.
             num_claimed, num_written = self._file.num_claimed, self._file.num_written
             if self._record.num_taken < num_written:

@@ -225,7 +225,7 @@ class _FirstPages(NamedTuple):
 
 
 def _read_first_pages(path: Path) -> _FirstPages | None:
-    """Returns what they tell; None if they are none of LMDB's."""
+    """Returns the content of both pages; None if LMDB did not write them."""
     with open(path, "rb", buffering=0) as file:
         for _ in range(_MAX_LOOKS):
             first = Meta.read(file, 0)
@@ -243,7 +243,7 @@ def _read_first_pages(path: Path) -> _FirstPages | None:
 
 
 def read_last_transaction(path: Path) -> int | None:
-    """Returns the number of the last transaction of a data file; None if it is none of LMDB's."""
+    """Returns the number of the last transaction of a data file; None if LMDB did not write it."""
     found = _read_first_pages(path)
     return None if found is None else found.newer.transaction
 
@@ -273,7 +273,7 @@ def find_damage(path: Path, *, follows_pages: bool = True) -> str:
     """
     found = _read_first_pages(path)
     if found is None:
-        return f"{path.stat().st_size} bytes that are none of LMDB's"
+        return f"{path.stat().st_size} bytes that LMDB did not write"
     reason = found.describe_order()
     return find_broken_page(path, found.newer, found.page_nbytes) if follows_pages and not reason else reason
 

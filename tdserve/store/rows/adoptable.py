@@ -328,8 +328,8 @@ def _open_below(folder_fd: int, name: str, file: FilePath, path: Path, access: i
 
 
 def _find_name(fd: int, key: str, suffix: str) -> str | None:
-    """Returns the name of the file or folder of a key: as tensordict spells it since 0.7, or as before; None if there
-    is none."""
+    """Returns the name of the file or folder of a key: as tensordict spells it since 0.7, or as before; None if it
+    is missing."""
     name = encode_key(key) + suffix
     if _exists(fd, name):
         return name

@@ -48,7 +48,7 @@ def fill(
 
     A group of pieces that took page faults is followed by a write of all others. Before that, however, as many groups
     may take faults as there were groups without, and one more: so the number of touched pages doubles with each version
-    of the file, and few faults are taken in vain.
+    of the file, and few faults are wasted.
 
     Args:
         fd: The file, for writing.

@@ -103,8 +103,8 @@ def read_membership(address: str) -> Membership:
     """Reads the address of a cluster.
 
     Raises:
-        InvalidRequestError: It is none.
-        ConnectError: What knows the servers does not answer, or knows none.
+        InvalidRequestError: The address is invalid.
+        ConnectError: The source of the list does not answer, or has no servers.
     """
     scheme, separator, _ = address.partition("://")
     if not separator:

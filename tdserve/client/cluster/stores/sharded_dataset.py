@@ -166,7 +166,7 @@ class ShardedDataset(ShardedStore):
         timeout_s: float | None = None,
     ) -> EpochBatches:
         """Returns an iterator over a reader's part of an epoch; arguments and errors as in ``StoreHandle.batches``."""
-        self.make_deadline(timeout_s)  # refuses a timeout that is none
+        self.make_deadline(timeout_s)  # refuses an invalid timeout
         client = self._cluster.members.get(self.placement.servers[0])
         is_numpy_wanted = client.is_numpy_wanted(numpy, device)
         plan = plan_epoch(

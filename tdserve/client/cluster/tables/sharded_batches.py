@@ -153,7 +153,7 @@ class ShardedBatches:
     raises what that of ``Batches`` raises.
 
     Args:
-        draw: Draws the batch of a number, from 0; returns it behind the share that it is, None if it is none.
+        draw: Draws the batch of a number, from 0; returns its share, None if it is not for a rank, and the batch.
         name: Of the table, for errors.
         ahead: What is drawn ahead.
         timeout_s: Seconds that one batch may take.

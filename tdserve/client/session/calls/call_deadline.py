@@ -105,6 +105,6 @@ def begin_call(timeout_s: float | None, default_s: float) -> Deadline:
 
 
 def check_wait_s(timeout_s: float) -> float:
-    """Returns a timeout as a finite number of seconds. Raises InvalidRequestError for what is none."""
+    """Returns a timeout as a finite number of seconds. Raises InvalidRequestError for an invalid one."""
     wait_s = Deadline.after(timeout_s).timeout_s
     return LONGEST_WAIT_S if wait_s is None else min(wait_s, LONGEST_WAIT_S)

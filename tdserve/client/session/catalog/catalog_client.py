@@ -343,7 +343,7 @@ class CatalogClient:
 
 
 def _check_address(address: object) -> str:
-    """Returns an address. Raises InvalidRequestError for what is none, or has no port."""
+    """Returns an address. Raises InvalidRequestError for an invalid one, or one without a port."""
     if not isinstance(address, str):
         raise InvalidRequestError(argument="address", reason=f"{address!r} is not HOST:PORT")
     if parse_address("address", address)[1] is None:

@@ -52,7 +52,7 @@ MAX_BATCHES_ASKED = 64
 takes 0.1 ms to 0.4 ms)."""
 
 MAX_NBYTES_ASKED = 64 * 1024 * 1024
-"""Content of one request, but for at least one batch; ragged and non-tensor values are not counted."""
+"""Content of one request, which has at least one batch; ragged and non-tensor values are not counted."""
 
 
 @dataclass(eq=False)

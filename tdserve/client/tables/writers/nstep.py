@@ -42,8 +42,8 @@ class NStep:
         n: Steps, at least 1. With 1, rewards and next entries stay as they are.
         gamma: Discount, 0 to 1.
         reward_key: By default ``("next", "reward")`` if the rows have it, else ``"reward"``. Any shape, floating point.
-        done_key: One element. By default all of ``done``, ``terminated`` and ``truncated`` under ``next``, or if there
-            are none, at the root; any of them ends the trajectory. If given, only this one does; those of the three
+        done_key: One element. By default all of ``done``, ``terminated`` and ``truncated`` under ``next``, or if all
+            are missing, at the root; any of them ends the trajectory. If given, only this one does; those of the three
             beside it move along.
         next_key: The part that moves: a node or a leaf; by default ``"next"``.
 

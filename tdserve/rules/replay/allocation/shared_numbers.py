@@ -18,7 +18,7 @@ number  writer   meaning
 ======  =======  ===================================================================
 
 Whether a row is live only its generation tells. So a number that is a moment old makes no reader draw a row that it may
-not have; at worst the reader asks control in vain.
+not have; at worst the reader asks control without need.
 """
 
 from __future__ import annotations

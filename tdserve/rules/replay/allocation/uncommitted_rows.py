@@ -60,7 +60,7 @@ class _Extends:
         return UncommittedRows(rows, before, after, int(np.count_nonzero(has_evicted)), self.num_given_up)
 
     def make_room(self, committed_mark: int, num_rows: int) -> _Extends:
-        """Returns these extends but for those that are committed, with room for another one."""
+        """Returns these extends except those that are committed, with room for another one."""
         start = self._count_committed(committed_mark, len(self._ends) - 1)
         num_left = self._ends[-1] - self._ends[start]
         made = _Extends(self.first_mark + start, self.num_given_up, max(2 * num_left + num_rows, self._rows.shape[1]))
@@ -69,7 +69,7 @@ class _Extends:
         return made
 
     def _count_committed(self, committed_mark: int, num_extends: int) -> int:
-        """Counts the first extends that are committed. A mark that is none of these is from before them, perhaps by
+        """Counts the first extends that are committed. A mark outside of these is from before them, perhaps by
         another writer, whose marks may be greater."""
         number = committed_mark - self.first_mark + 1
         return number if 0 <= number <= num_extends else 0

@@ -279,7 +279,7 @@ class _VersionBucket:
     def __init__(self, chunk_rows: int) -> None:
         self.num_members = 0
         self._chunk_rows = chunk_rows
-        self._chunks: deque[Rows] = deque()  # full, but for the last
+        self._chunks: deque[Rows] = deque()  # full, except the last
         self._begin = self._end = 0  # places
 
     @property

@@ -140,7 +140,7 @@ class EpochSelector(Selector):
         return Drawn(np.concatenate((first, self._take(num_next, rng))), {})
 
     def _take(self, num_rows: int, rng: np.random.Generator) -> Rows:
-        """Takes different rows among those due, but for those in front; they are not due any more."""
+        """Takes different rows among those due, except those in front; they are not due any more."""
         places = self._front + rng.choice(self._num_due - self._front, num_rows, replace=False)
         rows: Rows = self._members[places]
         self._num_due = self._move_last(rows, self._num_due)

@@ -45,7 +45,7 @@ def test_open_local_when_the_processor_has_another_memory_order_then_goes_over_t
     local_client: tdserve.Client,
 ) -> None:
     welcome = local_client.session(Deadline.after(20.0)).welcome
-    assert welcome.HasField("local")  # it could be had, but for the processor
+    assert welcome.HasField("local")  # only the processor is not the same
 
     def opened(transport: str) -> object:
         return open_local(

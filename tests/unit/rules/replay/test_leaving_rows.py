@@ -86,7 +86,7 @@ def test_rows_when_a_crash_came_before_they_left_then_leave_when_the_table_is_op
 def test_consumer_when_it_is_none_of_them_then_refused() -> None:
     table = table_of_two()
     for consumer, is_lease in (("critic", False), ("critic", True), ("", True)):
-        with pytest.raises(InvalidRequestError, match=f"'judge', 'trainer' have had them; '{consumer}' is none"):
+        with pytest.raises(InvalidRequestError, match=f"'judge', 'trainer' have had them; '{consumer}' is not one"):
             table.samples.check_consumer(consumer, is_lease=is_lease)
     table.samples.check_consumer("judge", is_lease=True)
     table.samples.check_consumer("", is_lease=False)

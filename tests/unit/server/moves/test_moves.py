@@ -53,7 +53,7 @@ def make_arriving(world: World) -> ArrivingStores:
 
 
 def bring(world: World, run: Loop, sealed: control_pb2.MoveAnswer, contents: dict[bytes, bytes]) -> None:
-    """Takes the steps of a move at the target, but for the last."""
+    """Takes the steps of a move at the target, except the last."""
     arriving = make_arriving(world)
     run(arriving.receive("x", MOVE, sealed.files, client_id=b"mover"))
     for path, content in contents.items():

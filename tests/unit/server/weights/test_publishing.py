@@ -35,7 +35,7 @@ def test_publish_when_an_attempt_before_is_overtaken_by_its_retry_then_one_versi
     world: World, run: Loop, requests: Requests, monkeypatch: pytest.MonkeyPatch, is_over: bool
 ) -> None:
     first = world.session()
-    again = world.session_of(first.hello, 2)  # the first was lost, but for its worker, which has not reported yet
+    again = world.session_of(first.hello, 2)  # the first was lost, except its worker, which has not reported yet
     message = control_pb2.ClientMessage(request=7, publish=make_request(1))
     submit, began, reported = world.worker.submit, asyncio.Event(), asyncio.Event()
 

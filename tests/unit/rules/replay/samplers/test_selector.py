@@ -78,7 +78,7 @@ def test_draw_when_there_are_no_members_then_waits(selector: Selector) -> None:
 
 def test_draw_when_some_rows_are_members_then_only_of_them(selector: Selector) -> None:
     selector.add(np.arange(8))
-    selector.remove(np.array([6, 7, 10]))  # the last is none
+    selector.remove(np.array([6, 7, 10]))  # the last is no member
     assert len(selector) == 6
     assert _drawn(selector) <= {0, 1, 2, 3, 4, 5}
     selector.remove(np.array([0, 1]))
