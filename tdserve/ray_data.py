@@ -85,7 +85,7 @@ class TDServeDatasource(_RowsDatasource):
 
     Args:
         name: Name of the store.
-        address: Of the server, as the tasks reach it. None: the environment variable ``TDSERVE_ADDRESS``.
+        address: Address of the server, as the tasks reach it. None: the environment variable ``TDSERVE_ADDRESS``.
         keys: Only these leaves or nested parts.
         **options: Further arguments of ``tdserve.connect``, such as ``token``.
 

@@ -78,8 +78,8 @@ class TDServeReplayBuffer(ReplayBuffer):
         buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination: As in
             ``stable_baselines3.common.buffers.ReplayBuffer``.
         optimize_memory_usage: Must be False.
-        address: Of the server. None: the environment variable ``TDSERVE_ADDRESS``.
-        name: Of the table, which is created unless it exists with this structure.
+        address: Address of the server. None: the environment variable ``TDSERVE_ADDRESS``.
+        name: Name of the table, which is created unless it exists with this structure.
         transport: As in ``tdserve.connect``.
         table: Further arguments of ``Client.create_replay``, such as ``sampler=``.
 

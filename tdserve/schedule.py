@@ -31,7 +31,7 @@ class CheckpointSchedule:
     """Writes checkpoints of a server to a place, one each interval; one that takes longer delays the next.
 
     Args:
-        address: Of the server.
+        address: Address of the server.
         token: Its token.
         every_s: Time from the begin of one to that of the next.
         place: Folder, or URL of fsspec.

@@ -37,7 +37,7 @@ class TorchrunServers:
     """The servers of a job; a context manager, which ends them when all ranks have left it.
 
     Attributes:
-        address: Of all of them, to be passed to ``tdserve.connect``; the same in every rank.
+        address: Address of all of them, to be passed to ``tdserve.connect``; the same in every rank.
         token: Which clients must send.
     """
 
@@ -106,7 +106,7 @@ def start_servers(
         token: Which clients must send, passed by rank 0. By default a random one: it passes through the job's key-value
             store, as the addresses do.
         timeout_s: Until the servers of all machines run.
-        settings: Of the server, as in ``tdserve.Server``.
+        settings: Settings of the server, as in ``tdserve.Server``.
 
     Raises:
         WrongStateError: ``torchrun`` has not started this process.

@@ -80,7 +80,7 @@ class StorePlace:
     A process that unpickles it imports this module, and so has the backend registered before it asks for it.
 
     Attributes:
-        address: Of the server; None: ``TDSERVE_ADDRESS`` in each process.
+        address: Address of the server; None: ``TDSERVE_ADDRESS`` in each process.
         store: Name of the keyed store.
     """
 
@@ -97,8 +97,8 @@ class BackendSettings:
     """The section ``backend.tdserve`` of TransferQueue's configuration.
 
     Attributes:
-        address: Of the server. None: the environment variable ``TDSERVE_ADDRESS``; if that is not set, the process that
-            calls ``transfer_queue.init`` starts a server of its own.
+        address: Address of the server. None: the environment variable ``TDSERVE_ADDRESS``; if that is not set, the
+            process that calls ``transfer_queue.init`` starts a server of its own.
         store: Name of a keyed store, which is created unless it exists, and which stays. None: one for this run.
         max_bytes, ttl_s: As in ``Client.create_kv``.
         transport, timeout_s: As in ``tdserve.connect``.

@@ -185,7 +185,7 @@ def simulate(num_pullers: int, nbytes: int, fanout: int, network: Network | None
     Args:
         num_pullers: At least 1.
         nbytes: The size of the version.
-        fanout: That of ``Client.publish``; with 0 the server sends the version to everybody.
+        fanout: As in ``Client.publish``; with 0 the server sends the version to everybody.
         network: What to assume.
     """
     simulation = _Simulation(num_pullers, nbytes, fanout, network or Network())

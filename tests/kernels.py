@@ -23,7 +23,7 @@ class Kernels:
     a kernel does, until the other end sends or the group was aborted.
 
     Args:
-        pieces: Of both directions, shared by both ends.
+        pieces: Pieces of both directions, shared by both ends.
         device: What the GPU is called.
     """
 

@@ -17,16 +17,19 @@ _MOMENTS = re.compile(
 
 _REFUSED = re.compile(
     rf"\b(?:(?:that|which|[Ii]t|[Vv]alue){_GAP}(?:is|are){_GAP}none|[Ii]n{_GAP}vain|[Bb]ut{_GAP}for)\b"
+    r"|^ +[a-z_]+(?:, [a-z_]+)*: (?:Of|That of|That at|The same\.|See above)(?!\w)",
+    re.MULTILINE,
 )
 """Write "invalid", "missing" or "not a ..." for the first, "failed", "timed out" or "wasted" for the second, and
-"except" for the third."""
+"except" for the third. An attribute or argument is described by a noun: "Name of the table.", not "Of the table."
+"""
 
 
 def word_faults(texts: Mapping[str, str]) -> list[str]:
     """Returns where a text has "since" for "like", or words that are refused.
 
     Args:
-        texts: By name of the file.
+        texts: Texts by name of their file.
     """
     faults = []
     for name, text in texts.items():

@@ -40,7 +40,7 @@ class Calls:
     Calls that end something (``close``, the end of a block) have threads of their own: others may wait for them.
 
     Args:
-        max_threads: Of either kind.
+        max_threads: Most threads of either kind.
     """
 
     def __init__(self, max_threads: int) -> None:

@@ -90,7 +90,7 @@ class AsyncStoreHandle(AsyncTensorDictCalls, of=StoreHandle, asks=("is_locked", 
 
     Attributes:
         batch_size: Batch size of the store that was last read, with -1 where rows differ; ``refresh`` asks the server.
-        shape: The same.
+        shape: The same as ``batch_size``.
     """
 
     batch_size = property(lambda self: torch.Size(self.sync.spec.root.shown_batch_size))

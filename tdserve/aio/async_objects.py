@@ -129,7 +129,7 @@ def _take_wait_off(
     """Returns a call that is made later, in a thread, with what is left then of its ``timeout_s``.
 
     Args:
-        position: Of it among ``args``.
+        position: Its position among ``args``.
         ends: Whether the call ends something: then it is made although nothing is left.
 
     Raises (from the call):

@@ -20,7 +20,7 @@ def begin_client_process(process: str, *, niceness: int) -> dict[str, Any] | Non
 
     Args:
         process: Name of this process in each line of the log.
-        niceness: Of this process: whatever serves requests goes first.
+        niceness: Niceness of this process: whatever serves requests goes first.
 
     Returns:
         The settings; None if the server is gone already.

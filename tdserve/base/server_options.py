@@ -21,10 +21,10 @@ class ServerOption(NamedTuple):
 
     Attributes:
         name: The field of ``ServerConfig``, and its key in a file.
-        flag: Of ``tdserve serve``; "" for the argument.
+        flag: Flag of ``tdserve serve``; "" for the argument.
         parse: Makes the value of a text; raises ValueError or KeyError for an invalid text.
-        metavar: Of the flag; "" for one without a value.
-        help: Of the flag.
+        metavar: Metavar of the flag; "" for one without a value.
+        help: Help text of the flag.
         types: What a file may give, besides a text.
         parse_several: Makes the value of several texts, for a flag that is given once for each.
         is_path: Whether a text begins with a path, which a file may give relative to its own folder.

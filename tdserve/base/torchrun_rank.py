@@ -16,7 +16,7 @@ class TorchrunRank:
         local_rank, local_world_size: On this machine.
         master_addr, master_port: Where the job's key-value store is.
         restart_count: How often the job was restarted.
-        node_rank, num_nodes: Of this machine among those of the job.
+        node_rank, num_nodes: Number of this machine among those of the job, and how many there are.
     """
 
     rank: int

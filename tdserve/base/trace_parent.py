@@ -18,8 +18,8 @@ class TraceParent(NamedTuple):
     """A span of a trace that is recorded.
 
     Attributes:
-        trace_id: Of the trace, 128 bits; not 0.
-        span_id: Of the span, 64 bits; not 0.
+        trace_id: Id of the trace, 128 bits; not 0.
+        span_id: Id of the span, 64 bits; not 0.
     """
 
     trace_id: int

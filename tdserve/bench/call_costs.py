@@ -10,9 +10,9 @@ class CallCosts:
     """Seconds of CPU for one request.
 
     Attributes:
-        control_s: Of control, for any request.
-        worker_s: Of a data worker, for a request with rows.
-        worker_s_per_byte: Of a data worker, for each byte of rows.
+        control_s: CPU time of control, for any request.
+        worker_s: CPU time of a data worker, for a request with rows.
+        worker_s_per_byte: CPU time of a data worker, for each byte of rows.
         num_workers: Data workers of a server.
     """
 

@@ -56,9 +56,9 @@ class Comparison:
     Attributes:
         before: The figure of the saved run.
         now: The figure of this one.
-        change: Of the figure itself, which moves with the machine.
+        change: Change of the figure itself, which moves with the machine.
         floor: The name of the first floor that both have; None where there is none.
-        beside_floor: Of the ratio to that floor, which each run measured in turn with the figure.
+        beside_floor: Change of the ratio to that floor, which each run measured in turn with the figure.
     """
 
     before: Figure

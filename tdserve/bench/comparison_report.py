@@ -38,7 +38,7 @@ def show_comparison(
     Args:
         console: Where to print.
         saved: The earlier run.
-        figures: Those of this run.
+        figures: Figures of this run.
         machine: Facts of this run's machine.
     """
     found = compare_figures(saved.figures, figures)

@@ -42,8 +42,8 @@ class Point:
     """One measured figure.
 
     Attributes:
-        calls_per_s: Of all clients.
-        cpu_s: Of a call, by part.
+        calls_per_s: Calls per second of all clients.
+        cpu_s: CPU time of a call, by part.
         mib: Memory by part, of all its processes.
         nbytes: Content of a call.
         wait_s: Median time of a call.
@@ -139,7 +139,7 @@ def fit(call: str, points: Sequence[Point], num_cores: int) -> CallModel:
     Points of more than ``MAX_PER_CORE`` clients per core are left out, if there are others.
 
     Args:
-        num_cores: Of the machine on which everything ran.
+        num_cores: Number of cores of the machine on which everything ran.
     """
     points = [point for point in points if point.num_clients <= MAX_PER_CORE * num_cores] or points
     shards = np.array([point.num_shards for point in points], np.float64)

@@ -103,7 +103,7 @@ class Exchange:
 
     Args:
         pipe: To the other end.
-        rank: That of this end.
+        rank: Rank of this end.
         secret: Both ends prove that they know it.
     """
 

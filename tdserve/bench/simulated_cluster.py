@@ -41,8 +41,8 @@ class Scenario:
         sample_rows, extend_rows: Rows of a call.
         row_nbytes: Bytes of a row.
         learn_s, act_s: Mean seconds between the calls of a client that samples, or writes.
-        latency_s: Of a message on the wire.
-        wire_bytes_per_s: Of each server.
+        latency_s: Latency of a message on the wire.
+        wire_bytes_per_s: Bytes per second of each server's network.
         seconds: How long it continues.
         lost_at_s: When the server that has most parts ends; never, if that is after the end.
         back_at_s: When it serves again, with its rows.
@@ -104,14 +104,14 @@ class Tally:
         num_calls: Calls of clients, by kind.
         num_requests: Requests of clients to servers, by kind.
         waits_s: How long calls took, by kind.
-        distances: Of each sample, half the sum of differences between the shares of the shards that it was divided by
+        distances: One per sample: half the sum of differences between the shares of the shards that it was divided by
             and those that they had when it was drawn.
         drawn, expected: Rows drawn of each part, and those to be expected by the shares that parts had.
         num_redirected: Extends that another shard took.
         noticed_s: When clients noticed that the server was lost.
         found_s: When clients noticed that it is back.
         num_beside: Samples of tables with a part on the lost server while it was lost.
-        num_slow: Those of them that waited for it.
+        num_slow: How many of these waited for it.
     """
 
     num_calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("sample", "extend"), 0))

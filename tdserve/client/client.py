@@ -367,7 +367,7 @@ class Client(TensorDictClient):
         """Creates a keyed store: string keys to tensordicts, tensors or values.
 
         Args:
-            name: Of the store.
+            name: Name of the store.
             like: An entry, if all are tensordicts or tensors of one structure; its content does not matter. None:
                 entries may be anything, each of its own structure.
             max_bytes: Most bytes of all entries with their keys; None: as many as the disk holds.

@@ -168,7 +168,7 @@ def wait_for_answer(method: Any, request: Any, *, timeout: float, **options: Any
     Args:
         method: A method of a stub.
         timeout: In seconds.
-        options: Those of the method.
+        options: Options of the method.
 
     Raises:
         grpc.RpcError, ValueError: As in the method.

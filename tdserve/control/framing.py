@@ -35,7 +35,7 @@ class FrameReader:
         max_bytes: Largest frame that is accepted.
 
     Attributes:
-        max_bytes: The same; may be raised at any time.
+        max_bytes: Largest frame that is accepted; may be raised at any time.
     """
 
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:

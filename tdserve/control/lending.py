@@ -47,7 +47,7 @@ class Lender:
     """The server's end, on the event loop of the control process.
 
     Args:
-        nonce: Of the root; names the socket.
+        nonce: Nonce of the root; names the socket.
         lend: Returns the descriptor that a process of a user gets, and that is then closed here.
 
     Raises:

@@ -25,7 +25,7 @@ def make_rows_source(
     marked: those that were overwritten during the copy.
 
     Args:
-        layout: That of ``content.make_rows_layout``.
+        layout: What ``content.make_rows_layout`` returns.
         found: The rows.
         added: The table's columns, by name.
 

@@ -58,7 +58,7 @@ def publish(
             the first rank that has it publishes its own. Ranks may have different leaves, as pipeline stages do. What
             is no tensor is taken from rank 0.
         group: The process group; None is the default one, or this process alone if there is none.
-        metadata: Of rank 0, as in ``Client.publish``.
+        metadata: Metadata of rank 0, as in ``Client.publish``.
         keep: How many of the newest versions stay readable, as in ``Client.publish``. Of the parts one more is kept,
             for readers that have just found the oldest.
         dtype: Floating-point tensors, except those of 8 bits, are converted to it before they are sent: each rank

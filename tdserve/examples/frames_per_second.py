@@ -53,7 +53,7 @@ def run_program(name: str, arguments: Sequence[str], address: str = "") -> Rates
     Args:
         name: Its module.
         arguments: Its command line.
-        address: Of the server that it finds in its environment, if any.
+        address: Address of the server that it finds in its environment, if any.
 
     Raises:
         PeerLostError: It ended otherwise.

@@ -38,7 +38,7 @@ class Problem(NamedTuple):
     """What is to be learned.
 
     Attributes:
-        env_id: Of Gymnasium.
+        env_id: Gymnasium's id of the environment.
         num_frames: Steps of one run.
         updates_per_batch: Steps of the optimizer after each batch of frames.
         has_priorities: Whether rows are drawn by their error.

@@ -48,7 +48,7 @@ def export_store(
         path: ``.npz``, ``.npy`` (one key), ``.safetensors``, ``.h5``, ``.pt``, ``.jsonl``, or without an ending a
             folder of ``TensorDict.memmap``.
         keys: Only these, with what is below them.
-        version: Of weights; None: the newest.
+        version: Version of weights; None: the newest.
         replaces: Whether a file that exists is replaced, or a folder that holds nothing but a tensordict.
         on_progress: Called after each piece.
 

@@ -133,7 +133,7 @@ class _Column:
         Args:
             path: Its key.
             keys: Only these and what is below them; none: all.
-            num_rows: Of the file.
+            num_rows: Number of rows of the file.
         """
         if self.num_rows < num_rows:
             self._types.add(_NONE)

@@ -19,7 +19,7 @@ class ChangedFile(NamedTuple):
 
     Attributes:
         path: Below the store's folder.
-        numbers: Of the blocks that may have changed.
+        numbers: Numbers of the blocks that may have changed.
     """
 
     path: bytes

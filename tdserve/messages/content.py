@@ -35,7 +35,7 @@ class AddedColumn(NamedTuple):
     """A column that a table may add to each row of a sample.
 
     Attributes:
-        dtype: Of its numbers.
+        dtype: Dtype of its numbers.
         is_reserved: Whether the rows of no replay may have this key at the root. The others are taken only where a
             table's settings add them.
     """

@@ -35,7 +35,7 @@ def describe_request(
 
     Args:
         kind: Its field of the message.
-        transport: Of its session.
+        transport: Transport of its session.
         request_id: As in the log.
     """
     attributes: dict[str, Any] = {"tdserve.transport": transport, "tdserve.request_id": request_id}

@@ -92,12 +92,12 @@ def start(
             nodes' own disks a server comes back on its node alone: rows are lost with the node. On a path that all
             nodes share it comes back with its rows wherever Ray restarts it.
         name: By which clients find them; any number of names may be in use.
-        resources: Of each server, as Ray names them: ``{"CPU": 2, "memory": 8e9}``; one CPU by default.
+        resources: Resources of each server, as Ray names them: ``{"CPU": 2, "memory": 8e9}``; one CPU by default.
         placement: As in Ray's placement groups.
         lifetime: None: they end with the job of this process. ``"detached"``: they run until :func:`shutdown`.
         token: Which clients must send; by default a random one.
         timeout_s: Until all of them serve.
-        settings: Of each server, as in ``tdserve.Server``.
+        settings: Settings of each server, as in ``tdserve.Server``.
 
     Raises:
         InvalidRequestError: An argument is invalid, servers of this name run, or the folders that were found do not

@@ -26,7 +26,7 @@ class ServerActor:
     its predecessor, and waits until it is there and free: an empty one would lack the stores that clients know of.
 
     Args:
-        folder: Of the server.
+        folder: Folder of the server.
         token: Which clients must send; they get it with the address.
         settings: As in ``tdserve.Server``.
     """

@@ -64,7 +64,7 @@ class StoreRecord:
         read_only: Whether every write is refused.
         structure: How often its structure has changed.
         order: Identifies the order of its keys among those with this fingerprint; "" is the first one seen.
-        added_leaves: Of a replay table: paths of the leaves that came after its creation. Rows that lack one have zero
+        added_leaves: For a replay table: paths of the leaves that came after its creation. Rows that lack one have zero
             there.
         durability: What an acknowledged write survives, one of ``DURABILITIES``; "" is the default.
         checksum: Whether readers compare its rows with the checksums of the last sync.

@@ -133,7 +133,7 @@ class PlacementRecord:
         capacity: Rows of all parts of a table or a dataset.
         on_shard_loss: What a writer does while its shard does not answer.
         shard_by: Key of the rows whose value chooses the shard; () if the writer chooses it.
-        move: Of a store that has moved: id of the move.
+        move: For a store that has moved: id of the move.
         owner: Number of the server that has the record, for the client that made it; None: not known.
         copy_at: Number of the server for which this copy of the record was made, one of those with a part; None: it is
             the record itself. Clients go by a copy while the owner does not answer.

@@ -33,7 +33,7 @@ class ShardMass(NamedTuple):
 
     Attributes:
         mass: What the probabilities of its draws are shares of.
-        least: Of these shares, the least of any row.
+        least: Smallest of these shares.
         num_epochs: Passes over all rows that a sampler without replacement has begun; the mass is the rest of the last.
         num_drawable: Rows that samples can have before one comes again.
         is_final: Whether it is closed, and no other rows may come, or come back.
@@ -126,7 +126,7 @@ def explain_shortage(
     """Returns why a sample waits for rows, for the error when it has waited too long.
 
     Args:
-        settings: Those of the whole table.
+        settings: Settings of the whole table.
         masses: The last answers of its shards.
         conditions: What the sample asks of a row, such as "have 'reward'".
         servers: The server of each shard.
@@ -162,7 +162,7 @@ def divide_sample(
     """Divides the rows of a sample among shards; returns None if they do not have enough.
 
     Args:
-        settings: Those of the whole table.
+        settings: Settings of the whole table.
         unit: Rows that are drawn together: of a group, or a slice.
         limits: Most units of some shards, which had not as many as their masses say.
         is_lease: Whether the rows are taken on lease.
@@ -224,7 +224,7 @@ def divide_among_ranks(
     gives whole multiples of ``world_size`` units.
 
     Args:
-        settings: Those of the whole table.
+        settings: Settings of the whole table.
         num_rows: Rows of each rank, whole units.
         world_size: Number of ranks.
         unit: Rows that are drawn together, of a group.
@@ -278,7 +278,7 @@ def divide(
 
     Args:
         num_units: Rows, groups or slices.
-        masses: Of each shard; at least one is above 0.
+        masses: Masses of each shard; at least one is above 0.
         is_distinct: Whether no unit is drawn twice; then the masses are numbers of units, and a shard gives no more.
         reserves: Units of each shard that come when all others have been drawn, such as those of the next epoch.
 

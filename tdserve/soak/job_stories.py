@@ -21,7 +21,7 @@ def describe_job(job: int, folder: Path, rows_left: Sequence[tuple[int, int]]) -
     """Returns a line for each call that has named a job, in the order in which they began, with its rows.
 
     Args:
-        folder: Of the histories.
+        folder: Folder of the histories.
         rows_left: Number and generation of each row that the queue had of it in the end.
     """
     calls = sorted(_find_calls(job, folder), key=lambda found: found[2].begun_s)

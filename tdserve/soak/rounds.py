@@ -107,7 +107,7 @@ class SoakResult:
         series: By role and figure, a point of each round.
         back_s: After each restart of the server, how many seconds after it was ready each client that lived on had an
             answer again.
-        num_rounds: That were ended and checked.
+        num_rounds: Number of rounds that were ended and checked.
     """
 
     findings: Findings = field(default_factory=Findings)

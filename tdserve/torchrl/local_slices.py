@@ -20,7 +20,7 @@ class Division(NamedTuple):
     """The rows that were divided into slices.
 
     Attributes:
-        generations: Of the row of each number; -1 where none is live.
+        generations: Generations of the row of each number; -1 where none is live.
         is_full: Whether the ring has begun again.
         cursor: Number of the newest row.
         num_inserts: Rows that had ever been written before they were read.

@@ -42,7 +42,7 @@ class Receivers:
     """The reports of the receivers of some weights, in a keyed store beside them. Threads: safe.
 
     Args:
-        client: Of this process.
+        client: Client of this process.
         weights: Name of the weights.
     """
 

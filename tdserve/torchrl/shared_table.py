@@ -38,7 +38,7 @@ class SharedTable(ByAddress):
     """A table by name. Threads: safe. Processes: safe, whether it is pickled (by address) or forked.
 
     Attributes:
-        name: Of the table.
+        name: Name of the table.
         capacity: Its rows.
         choose_rule: Returns the sampler with which it is created, by the keys of its rows.
         keeps_index: Whether rows keep an ``"index"`` of the user's, as in :func:`.table_rows.to_batch`.

@@ -72,7 +72,7 @@ def pair_rows(cursor: Any, data: Any, *, num_rows: int, capacity: int, keeps_ind
         cursor: Numbers of any shape, a slice, or a mask. A slice is one of the live rows if there are as many as rows
             of ``data``, else one of all numbers.
         data: As in :func:`to_batch`; for one number one row.
-        num_rows, capacity: Of the table.
+        num_rows, capacity: Rows and capacity of the table.
         keeps_index: As in :func:`to_batch`.
 
     Raises:

@@ -414,7 +414,7 @@ class TDServeStorage(Storage):
 
         Args:
             rows: The rows; None: there are none.
-            priority: Of each; None, or for a table without priorities: all rows are equal.
+            priority: Priority of each row; None, or for a table without priorities: all rows are equal.
 
         Raises:
             SpecMismatchError, InvalidRequestError: They do not fit. Nothing was replaced.

@@ -123,7 +123,7 @@ class TDServeWeightSyncScheme(WeightSyncScheme):  # type: ignore[misc, unused-ig
     caller: a scheme does not keep it alive.
 
     Args:
-        address: Of the server; None: as in ``tdserve.connect``.
+        address: Address of the server; None: as in ``tdserve.connect``.
         name: Name of the weights.
         strategy: As in TorchRL: how weights are read from a module.
         sync: Whether ``send`` waits until the collector's workers have applied the version.

@@ -123,7 +123,7 @@ class LeafBuffers:
             dtype and shape.
         trailing: The layout's trailing columns; for a source only.
         contents: The bytes of the first tensors, if they are already known, or made when they are needed.
-        targets: Those of the first tensors as memory views, if they already exist; for a sink only.
+        targets: Targets of the first tensors as memory views, if they already exist; for a sink only.
     """
 
     def __init__(

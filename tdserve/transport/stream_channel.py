@@ -63,7 +63,7 @@ class _StreamWork:
     Attributes:
         place: Its buffer.
         is_done: Whether the buffer was taken, or is filled.
-        is_early: Of a send: whether it went ahead of its announcement.
+        is_early: For a send: whether it went ahead of its announcement.
     """
 
     def __init__(self, channel: StreamChannel, buffer: torch.Tensor) -> None:

@@ -33,7 +33,7 @@ class HostileSession:
     """A session of a client that keeps to no rule.
 
     Args:
-        address: Of the server.
+        address: Address of the server.
         token: Its token; None for none.
         transport: The one that it asks for.
 

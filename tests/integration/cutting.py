@@ -12,7 +12,7 @@ class Cutting:
     """Hands bytes on between clients and a server, both ways; a context manager.
 
     Args:
-        address: Of the server.
+        address: Address of the server.
 
     Attributes:
         address: Where clients connect.

@@ -158,7 +158,7 @@ class Net(nn.Module):
     """The module that is trained. It has buffers, and a tied weight if its number of hidden units is odd.
 
     Args:
-        dtype: Of its parameters.
+        dtype: Dtype of its parameters.
         num_hidden: Its hidden units.
     """
 

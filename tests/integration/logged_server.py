@@ -21,8 +21,8 @@ class LoggedServer:
 
     Args:
         root: Its root.
-        path: Of the log.
-        options: Of ``tdserve serve``.
+        path: Path of the log.
+        options: Options of ``tdserve serve``.
     """
 
     def __init__(self, root: str, path: Path, *options: str) -> None:

@@ -24,7 +24,7 @@ class Rest:
 
     Args:
         server: It.
-        name: Of the store.
+        name: Name of the store.
     """
 
     def __init__(self, server: tdserve.Server, name: str) -> None:

@@ -20,7 +20,7 @@ class Terminal:
     """A command on a terminal of its own.
 
     Args:
-        arguments: Of the command.
+        arguments: Arguments of the command.
         columns: Its width.
     """
 

@@ -34,7 +34,7 @@ class Case(NamedTuple):
     Attributes:
         operation: The operation that reaches it, by name.
         states: The possible states if the process dies and the operation is not repeated.
-        transports: Of the client.
+        transports: Transports of the client.
         server: The number of the server that dies.
         nth: The process dies when it reaches the failpoint for this time.
     """

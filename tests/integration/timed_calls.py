@@ -105,7 +105,7 @@ def make_calls(client: tdserve.Client, handles: Handles, timeout_s: float, folde
     """Returns every call, by class and method; brackets distinguish several calls of one method.
 
     Args:
-        timeout_s: Of each.
+        timeout_s: Timeout of each call.
         folder: For checkpoints; may hold one named "checkpoint".
     """
     t = timeout_s

@@ -26,7 +26,8 @@ def test_words_when_since_means_as_in_then_found(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a key that\nis none", "bytes that are\n# none", "It is\nnone.", "in\n  vain", "but\nfor"]
+    "text",
+    ["a key that\nis none", "bytes that are\n# none", "It is\nnone.", "in\n  vain", "but\nfor", "    name: Of it."],
 )
 def test_words_when_a_reader_must_guess_then_found(text: str) -> None:
     (fault,) = word_faults({"a.md": f"# A\n{text}"})

@@ -17,7 +17,7 @@ class TDServeError(Exception):
         code: gRPC status name of this class.
         retryable: Whether repeating the same call may succeed.
         fields: The offending values, by name; also readable as attributes.
-        request_id: Of the request that a server has answered so: its log has the same id. "" for any other error.
+        request_id: Id of the request that a server has answered so: its log has the same id. "" for any other error.
         shards_done: Shards that have done what a call on a shared store asked of them, although others have failed;
             () for any other error, also where it is unknown, as after DeadlineExceededError. The text says what it was.
         values: What a ``pop`` had read before it failed, which may be deleted; None for any other error. It is in this

@@ -25,7 +25,7 @@ class LatestRows(NamedTuple):
     """Rows, the newest last.
 
     Attributes:
-        numbers: Of each.
+        numbers: Number of each row.
         rows: A tensordict; None if there are none.
         num_left_out: New rows before them that are not among them.
     """
@@ -39,7 +39,7 @@ class _Window(NamedTuple):
     """What one look has read.
 
     Attributes:
-        generations: Of each live row in it, by number.
+        generations: Generations of each live row in it, by number.
         spans: First and last number of each of its parts.
         is_whole: Whether it is the whole table.
         mark: Generation and number of its newest row.

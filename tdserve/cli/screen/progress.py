@@ -38,7 +38,7 @@ class ProgressLine:
     """Shows on stderr how far a command is.
 
     Args:
-        name: Of the store.
+        name: Name of the store.
         shows: Whether it shows anything; None: where stderr is a terminal.
 
     Attributes:

@@ -57,7 +57,7 @@ class Check(NamedTuple):
     """What a check has found.
 
     Attributes:
-        address: Of the server, or of the cluster if its servers are not known.
+        address: Address of the server, or of the cluster if its servers are not known.
         status: ``SERVING``, ``NOT_SERVING`` or ``UNREACHABLE``.
         reason: For the last.
     """

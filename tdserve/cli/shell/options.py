@@ -91,7 +91,7 @@ class Inquiry(NamedTuple):
 
     Attributes:
         address: The server or servers, as given.
-        token_file: Of the token, as given.
+        token_file: File of the token, as given.
         as_json: Whether the answer is one JSON document.
     """
 

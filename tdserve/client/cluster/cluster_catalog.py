@@ -29,7 +29,7 @@ class LocatedStore(NamedTuple):
     """A store, and where it is.
 
     Attributes:
-        description: Of a shared store the sums of the parts that answer.
+        description: Description; for a shared store, with the sums of the parts that answer.
         servers: Numbers of its servers; of a shared store by shard.
         degraded: Shards whose servers do not answer.
     """
@@ -46,7 +46,7 @@ class ClusterCatalog:
         membership: Where the servers are.
         token: Bearer token, if they require one.
         tls: TLS of the connections; None for none.
-        timeout_s: Of every call, seconds; a server whose port is closed is given up earlier.
+        timeout_s: Timeout of every call, seconds; a server whose port is closed is given up earlier.
 
     Attributes:
         lost: The errors of servers that did not answer, by number.

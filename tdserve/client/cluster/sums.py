@@ -29,9 +29,9 @@ def add_up_parts(
     """Returns the structure of a shared store, and the sums of its parts' figures.
 
     Args:
-        name: Of the whole store.
-        settings: Of the whole store.
-        parts: Those that answer, by their numbers; at least one.
+        name: Name of the whole store.
+        settings: Settings of the whole store.
+        parts: Parts that answer, by their numbers; at least one.
         get_first_row: Returns the number that the first row of a part has in the store. None: rows are not named.
         num_shards: Number of all parts: the store is closed if all are known to be.
     """
@@ -50,8 +50,8 @@ def add_up_stats(address: str, found: Mapping[int, dict[str, Any]], lost: Iterab
     """Returns the figures of a cluster; see ``ClusterClient.stats``.
 
     Args:
-        address: Of the cluster.
-        found: Those of each server that answers, by number.
+        address: Address of the cluster.
+        found: Figures of each server that answers, by its number.
         lost: Numbers of the others.
     """
     mine = {each.get("transport") for each in found.values()} - {None}

@@ -72,8 +72,9 @@ class _Run(NamedTuple):
     """Slots of one dtype and shape at equal distances.
 
     Attributes:
-        size, strides: Of a tensor that has all of them along its first dimension, or of the single one.
-        offset: Of the first. Strides and offset are in bytes.
+        size, strides: Size and strides of a tensor that has all of them along its first dimension, or of the single
+            one.
+        offset: Offset of the first. Strides and offset are in bytes.
     """
 
     dtype: torch.dtype

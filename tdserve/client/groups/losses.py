@@ -19,7 +19,7 @@ class Losses:
 
     Attributes:
         num_begun: Calls of all that this member has begun.
-        num_finished: Those that ended well; a refusal that all have agreed on counts too.
+        num_finished: Calls that ended well; a refusal that all have agreed on counts too.
         is_in_call: Whether a call is under way, of all or of two members.
     """
 

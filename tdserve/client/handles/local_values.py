@@ -18,7 +18,7 @@ def read_remote(value: Any, deadline: Deadline | None = None) -> Any:
     """Reads a handle or view into a local tensordict; returns any other value, also one that contains some, as it is.
 
     Args:
-        deadline: Of the call that reads; None: the default timeout of its client begins now.
+        deadline: Deadline of the call that reads; None: the default timeout of its client begins now.
     """
     if isinstance(value, ViewCalls):
         return value._read_all(value._store.make_deadline(None) if deadline is None else deadline)

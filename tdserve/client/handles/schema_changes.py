@@ -49,7 +49,7 @@ def alter(
         replaces: Keys of the new entries that replace existing ones.
         removed, renamed: Keys.
         is_locked: Locks or unlocks the store; nothing else is changed in the same call.
-        kind: Of the store that is meant.
+        kind: Kind of the store that is meant.
 
     Raises:
         WrongStateError: The name means a store of another kind. Nothing was changed.

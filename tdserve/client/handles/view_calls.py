@@ -48,7 +48,7 @@ class ViewCalls:
         """Asks the server for the structure if it may have changed; that of a view never does.
 
         Args:
-            deadline: Of the call; None: the client's default timeout begins now.
+            deadline: Deadline of the call; None: the client's default timeout begins now.
         """
 
     def _read_batch(self, rows: Any, numbered_in: tuple[int, ...], pad: Pad, deadline: Deadline) -> Any:

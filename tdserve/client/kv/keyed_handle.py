@@ -53,7 +53,7 @@ class KeyedHandle(EntryMapping, ByAddress):
     Threads: safe. Processes: safe, whether the handle is pickled (by address) or forked.
 
     Attributes:
-        name: Of the store.
+        name: Name of the store.
         settings: What an entry is, and which entries make room.
         spec: Structure of one entry; empty if each has its own.
     """

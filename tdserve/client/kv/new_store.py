@@ -36,7 +36,7 @@ def create_keyed(
     """Creates a keyed store; other arguments and errors as in ``Client.create_kv``.
 
     Args:
-        num_shards: Of a part of a shared store: number of all parts.
+        num_shards: For a part of a shared store: number of all parts.
     """
     if isinstance(like, np.ndarray):
         like = read_array(like, store=name)

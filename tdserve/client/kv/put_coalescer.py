@@ -70,7 +70,7 @@ class PutCoalescer(Coalescer[PutPart]):
     Args:
         client: Whose requests they are.
         store: Name of the store.
-        fingerprint: Of the structure of the store's files.
+        fingerprint: Fingerprint of the structure of the store's files.
     """
 
     def __init__(self, client: SessionClient, store: str, fingerprint: bytes) -> None:

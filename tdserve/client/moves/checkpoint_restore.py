@@ -51,7 +51,7 @@ class Copies(NamedTuple):
     """The stores that are made of those of a checkpoint.
 
     Attributes:
-        names: Of each, by the name of the original.
+        names: New name of each store, by the name of the original.
         uids: Incarnation of each, by that of the original.
     """
 

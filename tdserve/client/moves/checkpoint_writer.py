@@ -98,8 +98,8 @@ def write_checkpoint(
 
     Args:
         names: Names of the stores when it begins, of which it names those that it leaves out.
-        server_id: Of the server.
-        uid: Of this checkpoint, and of those that are written of other servers at the same time.
+        server_id: Id of the server.
+        uid: Uid of this checkpoint, and of those that are written of other servers at the same time.
 
     Returns:
         The checkpoint, which is the newest of the place now.

@@ -22,7 +22,7 @@ class FoundBlock(NamedTuple):
 
     Attributes:
         path, offset, nbytes: Where it is.
-        digest: Of its content.
+        digest: Digest of its content.
         content: None if it is that of the last pass, or of a first one zero.
     """
 
@@ -38,7 +38,7 @@ class FilePasses:
     """What is known of the files of one store.
 
     Attributes:
-        digests: Of each block, by path and offset, as of the last pass.
+        digests: Digests of each block, by path and offset, as of the last pass.
     """
 
     digests: dict[tuple[bytes, int], Digest] = field(default_factory=dict)

@@ -42,7 +42,7 @@ class ArchivedFile:
 
     Attributes:
         path: Below the store's folder, as hexadecimal digits.
-        digests: Of its blocks, as hexadecimal digits.
+        digests: Digests of its blocks, as hexadecimal digits.
     """
 
     path: str
@@ -101,7 +101,7 @@ class Checkpoint:
         left_out: Names of stores that it does not have: adopted and damaged ones.
         paused_s: For how long stores served no request.
         written_nbytes: Size of the blocks that no earlier checkpoint had.
-        server_id: Of the root of which it is; "": it is not on record.
+        server_id: Id of the root of which it is; "": it is not on record.
         damage: Why it cannot be restored, in a list of checkpoints: its manifest cannot be read, and only its id and
             moment are known; or blocks of stores are missing or have another size, and the others can be restored by
             name.
@@ -302,7 +302,8 @@ def keep_newest(archive: Archive, num_kept: int, *, server_id: str = "") -> list
     ones it needs is not known, and the log names it.
 
     Args:
-        server_id: Those of other roots stay, and do not count: they may be all that is left of them. "": all count.
+        server_id: Id of a root. Manifests of other roots stay, and do not count: they may be all that is left of
+            them. "": all count.
     """
     if num_kept < 1:
         raise InvalidRequestError(argument="keep", reason=f"at least 1 checkpoint must be kept, got {num_kept}")

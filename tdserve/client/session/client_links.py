@@ -80,7 +80,7 @@ def end_with(
 
     Args:
         owner: What the user holds, and all that was made of it.
-        links: Of its clients; more may come.
+        links: Links of its clients; more may come.
         address: For the warning.
         ends: End what it has beside them.
     """

@@ -84,7 +84,7 @@ class SessionClient:
         catalog: For calls that need no session.
         requests: Numbers of its requests.
         observed_calls: Counts them.
-        senders: Of open writers on this client, which closes them before it ends.
+        senders: Senders of open writers on this client, which closes them before it ends.
         known_stores: Stores that were read by name.
         step_counts: Steps that its data-parallel readers have had.
         numpy: Whether what is read is handed over as NumPy arrays.

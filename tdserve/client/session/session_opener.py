@@ -64,7 +64,7 @@ class Opening:
 
         Args:
             begun_s: When the whole call began, by ``time.monotonic``, for its error; None: now.
-            deadline: Of the call: one that is late already has not much time for the reason.
+            deadline: Deadline of the call: one that is late already has not much time for the reason.
 
         Raises:
             ConnectError: It was not open in time; the opening continues.

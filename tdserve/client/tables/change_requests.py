@@ -32,7 +32,7 @@ def change(
     """Requests a change of a table, which is carried out once even if it is retried.
 
     Args:
-        kind: Of the table that is meant.
+        kind: Kind of the table that is meant.
         prepare: Called before each attempt, with its session: it may change the body.
         **body: One change of ChangeRequest, and its further fields.
     """

@@ -50,7 +50,7 @@ def write_same(
 
     Args:
         rows: Their numbers. If one occurs twice, the last one counts.
-        generations: Of each.
+        generations: Generation of each row.
         values: Leaves by key, with a first dimension of rows.
         is_unchanged: Whether a row is another one, too, once a part of it was written.
 

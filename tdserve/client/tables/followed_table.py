@@ -43,7 +43,7 @@ class FollowedTable(ByAddress):
 
     Attributes:
         name: Name of the store.
-        kind: See above.
+        kind: Kind of the store.
         uid: Which table of this name it is.
         capacity: Rows.
         spec: Structure of one row.
@@ -160,7 +160,7 @@ class FollowedTable(ByAddress):
         ragged rows.
 
         Args:
-            deadline: Of the call, of which all of this is a step.
+            deadline: Deadline of the call, of which all of this is a step.
             uses_rows: Whether its success shows that rows are written, or were.
         """
         while True:

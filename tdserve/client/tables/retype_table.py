@@ -34,7 +34,7 @@ def retype(
         name: Name of the table.
         row: The structure of its rows, as the caller last read it.
         batch: The rows that do not fit.
-        deadline: Of the call.
+        deadline: Deadline of the call.
         kind: The kind that the table is shown as.
 
     Returns:

@@ -44,7 +44,7 @@ class RowDraws:
         """Makes the query of a sample, and checks it as far as the client can.
 
         Args:
-            deadline: Of a call of which this is a step; None: the client's default timeout begins now.
+            deadline: Deadline of a call of which this is a step; None: the client's default timeout begins now.
 
         Raises:
             KeyNotFoundError: Rows have no such leaf.

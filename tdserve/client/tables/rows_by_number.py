@@ -40,7 +40,7 @@ class _FoundRows(NamedTuple):
     """Rows that were read.
 
     Attributes:
-        contents: Of one index after the other.
+        contents: Content of one index after the other.
         chosen: Structure of the table, reduced to what was asked for.
         stored: Structure of the table.
     """

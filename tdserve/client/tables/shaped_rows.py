@@ -27,7 +27,7 @@ def shape_rows(rows: Any, shape: tuple[int, ...] | None, *, store: str, is_array
 
     Args:
         rows: A tensordict in one dimension.
-        shape: Of the numbers; None: the rows were not chosen by numbers.
+        shape: Shape of the numbers; None: the rows were not chosen by numbers.
         store: Name of the table, for errors.
         is_array: Whether they become arrays.
 

@@ -477,7 +477,7 @@ class TableHandle(ByAddress):
         """Returns what ``get_with_generations`` does, always as a tensordict and a tensor.
 
         Args:
-            deadline: Of a call of which this is a step; None: the client's default timeout begins now.
+            deadline: Deadline of a call of which this is a step; None: the client's default timeout begins now.
         """
         return self._rows.read_with_generations(numbers, deadline)
 

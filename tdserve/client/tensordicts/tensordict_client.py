@@ -75,7 +75,7 @@ class TensorDictClient(SessionClient):
                 store reads as a TensorDict. Of meta and fake tensors only the structure is stored: the store reads as
                 meta tensors until it is first written, and then as its content, with zeros where nothing was written.
             name: Name of the store.
-            batch_size: Of a dict of arrays, as in ``TensorDict``; None is ``[]``. A tensordict has its own.
+            batch_size: Batch size of a dict of arrays, as in ``TensorDict``; None is ``[]``. A tensordict has its own.
             exists_ok: True writes the content into an existing store of the same structure.
             share_non_tensor: True makes the non-tensor leaves live in tensordicts that are loaded from the store or
                 read by its
@@ -393,7 +393,7 @@ class TensorDictClient(SessionClient):
             device: Where the tensors are moved; None leaves them on the CPU.
             out: Receives the content in place if it fits. Otherwise its leaves are replaced, and keys that the store
                 lacks are removed, as in tensordict. If it has a device, the content goes there.
-            subpath: Of a nested tensordict, which alone is read and returned: a key, or parts joined by ``"/"``.
+            subpath: Path of a nested tensordict, which alone is read and returned: a key, or parts joined by ``"/"``.
             mode: ``"r"`` and None return a copy. ``"r+"`` returns the store's memory, as in
                 ``StoreHandle.map(writable=True)``, and needs the transport shm.
             allow_pickle: Whether pickled values are unpickled; None: as set for the client.

@@ -407,7 +407,7 @@ def write_selection(
         identity: The store and structure that are meant; by default any store of this name and fingerprint.
         expected: The rows of a table that are meant: nothing is written if one is another by now.
         new_store: Creates the store, which is invisible before this write is committed.
-        kind: Of the store that is meant.
+        kind: Kind of the store that is meant.
 
     Raises:
         WrongStateError: The name means a store of another kind. Nothing was written.

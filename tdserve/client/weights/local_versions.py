@@ -27,7 +27,7 @@ class GoneVersionError(RetiredVersionError):
     """The file of a version, or that of its values, was not there.
 
     Args:
-        path: Of the file of the version.
+        path: Path of the file of the version.
         accepted: The server's answer that named it.
     """
 

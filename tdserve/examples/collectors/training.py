@@ -29,7 +29,7 @@ def lead(
     Args:
         client: An open client, the caller's.
         run: Name of the run, new on this server. Its stores are removed at the end.
-        num_collectors: That say when they begin, and what they did at the end.
+        num_collectors: Number of collectors, which report when they begin, and what they did at the end.
         num_versions, max_seconds: The run ends with the first of them that is reached.
 
     Yields:

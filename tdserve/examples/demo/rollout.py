@@ -24,7 +24,7 @@ class Transition(NamedTuple):
     """One row of training data: up to ``num_steps`` steps of one environment, joined.
 
     Attributes:
-        observation, action: Those of the first step.
+        observation, action: Observation and action of the first step.
         next_observation: What followed the last step.
         reward: The discounted sum of the rewards.
         discount: gamma**n after n steps. It is 0 where the episode terminated, but not where it was cut short.

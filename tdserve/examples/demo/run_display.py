@@ -42,7 +42,7 @@ def open_display(console: Console, options: DemoOptions) -> Iterator[Show]:
 
     Args:
         console: The console to print to; whether it is a terminal decides the form.
-        options: Of the run.
+        options: Options of the run.
     """
     target, shown_s = find_target(options), -LINE_INTERVAL_S
 
@@ -98,7 +98,7 @@ class RunScreen:
     Fits any width. ``rich`` asks for it again and again, from a thread of its own.
 
     Args:
-        options: Of the run.
+        options: Options of the run.
         target: The mean return that solves it; None shows no bar.
     """
 

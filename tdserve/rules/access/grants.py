@@ -40,7 +40,7 @@ class Grant:
     """What one token grants. Two are equal if nothing about the token has changed.
 
     Attributes:
-        name: Of the token's entry, for logs and limits.
+        name: Name of the token's entry, for logs and limits.
         role: What its holder may do.
         stores: Patterns of names, as in ``fnmatch``, of the stores that exist for its holder.
         limits: Its limits.

@@ -35,8 +35,8 @@ class KeyedSettings:
         max_bytes: Most bytes of all entries, with their keys; 0: no limit.
         eviction: ``"none"``: a put without room is refused; ``"lru"``: entries that were not used recently make room.
         ttl_s: Seconds after which an entry is gone; 0: never.
-        num_shards: Of a part of a store that several servers share: how many parts there are, on which depends which of
-            them has a key. 0: it is no part.
+        num_shards: For a part of a store that several servers share: how many parts there are, on which depends which
+            of them has a key. 0: it is no part.
     """
 
     like: Like = "any"
@@ -70,7 +70,7 @@ class KeyedSettings:
         for keys that are divided otherwise among the parts of a shared store.
 
         Args:
-            fingerprint: Of the structure of an entry.
+            fingerprint: Fingerprint of the structure of an entry.
         """
         return _make_stored_spec(self.like, fingerprint, self.num_shards)
 

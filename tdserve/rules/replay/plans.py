@@ -108,8 +108,8 @@ class Arrival:
     Attributes:
         priorities: One per row, checked; None: the highest so far.
         writer: The writer, whose rows form trajectories.
-        writers: Of rows of several writers, which arrive all at once: each and its number of rows, in the order of the
-            rows; (): all are of ``writer``.
+        writers: For rows of several writers, which arrive all at once: each and its number of rows, in the order of
+            the rows; (): all are of ``writer``.
         ends: Which rows are the last of their trajectory.
         ids: Values that distinguish a writer's trajectories, one per row.
         keys: Numbers of the leaves that were written; None: all.

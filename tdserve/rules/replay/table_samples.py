@@ -52,7 +52,7 @@ class TableSamples:
             num_rows: Rows per batch.
             num_batches: Number of batches; their rows are concatenated in the plan.
             rng: Source of randomness.
-            conditions: Those of the sample.
+            conditions: Conditions of the sample.
             owner: The session that gets the rows on lease; None: no lease, they stay available to others.
             max_drawn: Most rows that are drawn now; a unit such as a slice stays whole, see ``draw_more``; 0: all.
             request: The owner's request, as in ``Leases.grant``.

@@ -66,7 +66,7 @@ class TableState:
         num_coming: Rows whose commit is on record, and which are not visible yet.
         arriving: First place, and end less 1, of rows in the order of commits that have arrived and are not on record.
         under_way: Samples, or parts of them, whose spent rows have not left yet.
-        highest_priority: Of all rows that had one.
+        highest_priority: Highest priority of all rows that had one.
 
     Raises:
         InvalidRequestError: The capacity is below 1, or the settings would never let any row through.

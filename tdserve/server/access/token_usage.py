@@ -20,7 +20,7 @@ class TokenUsage:
     """The requests of one token that are under way, and how fast they came.
 
     Args:
-        name: Of the token's entry.
+        name: Name of the token's entry.
         now_s: A clock that never goes back.
     """
 

@@ -46,7 +46,7 @@ def find_later(folder: Path, record: StoreRecord, db: CatalogDB) -> LaterRecord 
     earlier incarnation, or of an earlier moment; None if it is not.
 
     Args:
-        folder: Of the store of this name.
+        folder: Folder of the store of this name.
         record: The catalog's.
         db: The catalog.
     """

@@ -78,9 +78,9 @@ class Stores:
         workers: Data workers, which release deleted stores.
 
     Attributes:
-        packed: Those that were never used.
-        opened: Those that are open.
-        loading: Those that sessions fill for the first time.
+        packed: Stores that were never used.
+        opened: Stores that are open.
+        loading: Stores that sessions fill for the first time.
         former: The last versions of those that were deleted.
         seals: Which of them serve no request, because they move to another server.
         followers: By name of a weights store: names of the tables that follow its versions and have been used.

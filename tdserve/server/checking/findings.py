@@ -19,7 +19,7 @@ class Outcome:
     """What a repair has done.
 
     Attributes:
-        done: That, in words.
+        done: What it has done, in words.
         losses: Content that it could not bring back, by store, beyond what the finding itself names.
         is_set_aside: Whether it has only moved what it found, which the next look at the root names where it is now.
     """
@@ -94,7 +94,7 @@ class Progress:
 
     Attributes:
         num_stores: All stores.
-        num_checked: Those that are done.
+        num_checked: Stores that are done.
         nbytes: Bytes that were read.
         store: The store that is being read.
         num_unsummed_rows, num_unsummed_versions: What was written since the last sync, and so has no checksum.

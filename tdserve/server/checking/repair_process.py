@@ -15,7 +15,7 @@ def run_apart(repair: Repair, *, path: str) -> Outcome:
 
     Args:
         repair: The repair.
-        path: Of what it repairs, for errors.
+        path: Path that it repairs, for errors.
 
     Raises:
         CorruptDataError: It failed, or has ended its process. What it had not committed was not changed.

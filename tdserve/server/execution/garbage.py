@@ -27,7 +27,7 @@ class Garbage:
         """Counts a newly opened store; calls :meth:`settle` after each ``STORES_AT_A_TIME``.
 
         Args:
-            num_stores: Of the server.
+            num_stores: Number of stores of the server.
         """
         self._num_new += 1
         if self._num_new >= STORES_AT_A_TIME:

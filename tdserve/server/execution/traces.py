@@ -41,8 +41,8 @@ class RequestSpan:
     Attributes:
         parent: Span of the client's call.
         tracestate: As it came from the client.
-        name: Of the span.
-        attributes: Of the span.
+        name: Name of the span.
+        attributes: Attributes of the span.
         own: The span itself, the parent of the workers' spans.
         begun_ns: When it began, since the epoch.
     """
@@ -66,7 +66,7 @@ class TracedSession(Protocol):
     """The session of a request.
 
     Attributes:
-        spans: Of its requests under way.
+        spans: Spans of its requests under way.
     """
 
     spans: dict[int, RequestSpan]
@@ -87,7 +87,7 @@ class Traces:
 
     Args:
         endpoint: URL of the receiver, without ``/v1/traces``.
-        server_id: Of the server.
+        server_id: Id of the server.
 
     Raises:
         InvalidRequestError: Its packages are missing. Nothing was started.
@@ -141,7 +141,7 @@ class Traces:
         Args:
             reported: As the worker has reported it, a part of a request under way or a request by itself.
             session: Session of the request.
-            number, pid: Of the worker.
+            number, pid: Number and process id of the worker.
         """
         from opentelemetry.trace import SpanKind
 

@@ -128,7 +128,7 @@ class StoreKind(ABC):
         Args:
             folder: Its files, which no process has open.
             record: Its own.
-            state: Of the original.
+            state: State of the original.
 
         Returns:
             The state of the copy.

@@ -33,7 +33,7 @@ class SurvivingRows:
     """The rows of a store after a loss of power.
 
     Attributes:
-        generations: Of all rows at the last sync, then the store's own.
+        generations: Generations of all rows at the last sync, then the store's own.
         seen: As they are in the file: also those of an earlier recovery that was cut off.
         is_whole: Whether the content of each is that of the last sync.
         was_written: Whether each had any content, then or later.
@@ -88,7 +88,7 @@ def rename_for_copy(uid: str) -> Callable[[NDArray[np.int64]], NDArray[np.int64]
     the same for the same copy.
 
     Args:
-        uid: Of the copy, chosen at random.
+        uid: Uid of the copy, chosen at random.
     """
     step = _to_step(int.from_bytes(hashlib.sha256(uid.encode()).digest()[:8], "big"))
     return lambda generations: _raise_generations(generations, step)

@@ -127,7 +127,7 @@ class ArrivingStores:
         """Makes the files of a store, or changes them so that there are just these.
 
         Args:
-            client_id: Of the client that brings it. Once that is forgotten they are removed.
+            client_id: Id of the client that brings it. Once that is forgotten they are removed.
             continues: Whether they have come before, and only what has changed since will be written.
 
         Raises:

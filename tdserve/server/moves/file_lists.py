@@ -40,9 +40,9 @@ class ContentMark:
     """What a store's files were at one moment, as far as others can be compared with it.
 
     Attributes:
-        identity: Of the store and its structure.
-        sizes: Of all files, by path.
-        generations: Of the rows; None if their files are not compared by rows.
+        identity: Identity of the store and its structure.
+        sizes: Sizes of all files, by path.
+        generations: Generations of the rows; None if their files are not compared by rows.
         row_nbytes: Bytes of a row in each file of rows.
         versions: Files of committed versions.
     """
@@ -58,7 +58,7 @@ class ContentMark:
         """Makes the mark of a store; blocking. What is read of its files from now on is compared with this.
 
         Args:
-            generations: Of its rows; None if they do not tell all that changes.
+            generations: Generations of its rows; None if they do not tell all that changes.
             with_values: Whether files of non-tensor values are among its files.
         """
         record, row_nbytes, copied, has_sums = store.record, {}, None, False

@@ -42,7 +42,7 @@ class MoveRequests:
         leaving: Stores that leave this server.
         arriving: Stores that come to it.
         checkpoints: Copies of all stores.
-        handlers: Of these requests, by kind.
+        handlers: Handlers of these requests, by kind.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class MoveRequests:
 
         Args:
             settings: The record as JSON; "" deletes that of a move.
-            move: Of which move it is that is deleted.
+            move: The move whose record is deleted.
             expected: The record that is replaced; "" for any.
 
         Raises:

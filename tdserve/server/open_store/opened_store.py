@@ -45,11 +45,11 @@ class OpenedStore:
         record: Its record in the catalog.
         spec: Structure as stored, rows included (tensordict, replay); of weights: that of the newest version.
         folder: Folder of its files.
-        row_spec: Of a replay table: structure of one row, as the user gave it.
+        row_spec: For a replay table: structure of one row, as the user gave it.
         generations: Writable mapping; None for weights.
         table: Rules of a replay table.
         versions: Rules of weights.
-        readers: Of weights: who has read which version.
+        readers: For weights: who has read which version.
         waiters: Waiters for changes of its rows, content or versions.
         write_lock: Serialises writes to a tensordict store.
         link_lock: Held while rows of one extend are linked to trajectories: no others may come between them.
@@ -65,8 +65,8 @@ class OpenedStore:
         unfilled: Rows that were claimed before a restart and not committed, with the record of their claim.
         keyed: State of a keyed store.
         used_at: Turn of ``OpenedStores`` at which it was last asked for.
-        synced_version: Of weights: the version that a loss of power would lead back to, whose file is kept as it is. 0:
-            none.
+        synced_version: For weights: the version that a loss of power would lead back to, whose file is kept as it is.
+            0: none.
         is_outdated: Whether the table has got leaves since: another object, which shares its rules, has its place.
             Requests that have begun with this one may read, and commit the rows that they have reserved.
         is_restructuring: Whether files of the structure that it has since a restart still wait for room.

@@ -258,7 +258,7 @@ class Sessions:
 
         Args:
             explain_end: As ``TokenTable.explain_end``.
-            server_address: Of this server, for their error.
+            server_address: Address of this server, for their error.
         """
         for session in self:
             reason = explain_end(session.caller.grant)

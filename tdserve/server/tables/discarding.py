@@ -50,7 +50,8 @@ class Discarding:
 
         Args:
             max_lag: Largest lag that is not too old; None: any, and nothing is done.
-            conditions: Those of the sample. If it has any other consumer, its table keeps all groups for the others.
+            conditions: Conditions of the sample. If it has any other consumer, its table keeps all groups for the
+                others.
 
         Returns:
             Whether that is done. For very many rows it continues for many turns, and then wakes those who wait.

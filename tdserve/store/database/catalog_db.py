@@ -98,7 +98,7 @@ class PinnedCatalog:
         txn: Begun at the moment.
         tables: LMDB's, by name.
         owed: Changes that were owed at the moment.
-        folder: Of the catalog.
+        folder: Folder of the catalog.
         max_bytes: Size of its map.
     """
 

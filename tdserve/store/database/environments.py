@@ -71,7 +71,7 @@ class Environment:
         """Writes all records to a new file, without free pages, and syncs it. Raises OSError, lmdb.Error.
 
         Args:
-            pinned: Has begun to read the records; None: as they are now.
+            pinned: A transaction that has begun to read the records; None: as they are now.
         """
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:

@@ -64,7 +64,7 @@ class Meta(NamedTuple):
     Attributes:
         magic: A number that all such pages have.
         free_pages: The record of the list of free pages, a table.
-        tables: That of the table of tables.
+        tables: Record of the table of tables.
         last_page: The last page that is, or was, in use.
         transaction: The number of the transaction.
     """

@@ -23,7 +23,7 @@ def decode_checked(content: bytes, path: str) -> dict[str, Any]:
     """Returns the object that ``encode_checked`` has encoded; spaces behind it do not count.
 
     Args:
-        path: Of the file, for the message.
+        path: Path of the file, for the message.
 
     Raises:
         CorruptDataError: The content is damaged.

@@ -57,7 +57,7 @@ class ScannedEnvironment:
 
     Attributes:
         num_records: Records of all tables.
-        damaged: Those that are damaged.
+        damaged: Damaged ones.
         failure: Why not all could be read; "" if they could.
         broken_page: A page at which LMDB may end the process that uses it; "" if there is none.
     """

@@ -243,7 +243,7 @@ def compute_checksum(store: SyncedStore, generations: NDArray[np.int64], sums: S
     """Returns the CRC-32C of the file of a store whose rows were all synced.
 
     Args:
-        generations: Those of the rows, then the store's own number.
+        generations: Generations of the rows, then the store's own number.
         sums: Checksums of the rows; 0 where a generation is odd, or nothing was written.
     """
     entries = np.zeros(store.num_rows + 1, _ENTRY)
@@ -356,7 +356,7 @@ def begin_copy(
     Args:
         folder: Folder of the copy.
         source_uid: Incarnation that was copied.
-        uid: That of the copy.
+        uid: Uid of the copy.
         rename: Returns the generations that rows with these have in the copy.
     """
     path = folder / FILE_NAME

@@ -47,10 +47,10 @@ class Block:
     """A part of a file.
 
     Attributes:
-        path: Of the file, below the store's folder.
-        offset: Of its first byte.
+        path: Path of the file, below the store's folder.
+        offset: Offset of its first byte.
         nbytes: Its size.
-        digest: Of the content that is known elsewhere; empty for none.
+        digest: Digest of the content that is known elsewhere; empty for none.
         content: To be written.
     """
 
@@ -197,7 +197,7 @@ def copy_blocks(folder: Path, target: Path, numbers: Mapping[bytes, Sequence[int
     Args:
         folder: Folder of a store at rest.
         target: Created if it is missing.
-        numbers: Of the blocks of each file; block ``n`` begins at ``n * MAX_BLOCK_BYTES``.
+        numbers: Numbers of the blocks of each file; block ``n`` begins at ``n * MAX_BLOCK_BYTES``.
 
     Raises:
         CapacityError: There is no room for them.

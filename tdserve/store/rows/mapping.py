@@ -40,7 +40,7 @@ def open_leaves(
 
     Args:
         folder: The store's folder, as given to :func:`tdserve.store.rows.leaf_folders.create`.
-        spec: The same structure.
+        spec: The structure that was given to it.
         writable: False maps for reading: then a store into a tensor ends the process with SIGSEGV.
         is_private: Writes of this process into the tensors stay private, and reach no file.
         is_shown: Whether a user gets the tensors, and may write them into the store that they show.

@@ -55,8 +55,8 @@ class FoundEntries(NamedTuple):
     """Entries as of one moment.
 
     Attributes:
-        versions: Of each; 0 for one that is absent.
-        records: Of each; b"" for one that is absent.
+        versions: Version of each entry; 0 for one that is absent.
+        records: Record of each entry; b"" for one that is absent.
     """
 
     versions: list[int]

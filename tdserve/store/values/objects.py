@@ -163,7 +163,7 @@ class Objects:
         Args:
             paths: Each once; as far as possible always the same ones if rows are given all their values.
             rows: Each once.
-            bundles: Those of ``tdserve.values.value_bundles``, one per row; opaque here.
+            bundles: Bundles of ``tdserve.values.value_bundles``, one per row; opaque here.
 
         Raises:
             CapacityError: The map or the disk is full. Nothing was stored.

@@ -38,7 +38,7 @@ def build_entry(leaf: ValueLeaf, elements: Any, device: torch.device | None) -> 
     Args:
         leaf: Its stored form.
         elements: Nested lists over its batch size; for () the element.
-        device: Of the node around it.
+        device: Device of the node around it.
 
     Raises:
         NotSupportedError: No tensordict can hold such elements in such a batch.
@@ -65,8 +65,8 @@ class PackedNode(NamedTuple):
 
     Attributes:
         path: Its path.
-        batch_size: Of its elements.
-        names: Of these dimensions; None if none is named. The elements have names of their own.
+        batch_size: Batch size of its elements.
+        names: Names of these dimensions; None if none is named. The elements have names of their own.
         device: Its device.
         tensorclass: Its class, or None.
         stack_dim: As in the node.

@@ -43,7 +43,7 @@ class _Recipe(NamedTuple):
         num_classes: Types that tensordict had registered when the tensorclasses in the node were looked up; 0 without
             any. A class that is defined again later (as in a notebook) is then looked up again. -1 if a class was not
             found: it is looked up each time.
-        packed: Of a packed node.
+        packed: The packed node, if it is one.
         row: For a lazy stack, the recipe of one row.
         stack_dim: Dimension of a lazy stack.
         columns: For a lazy stack, its leaves, tensors before values.

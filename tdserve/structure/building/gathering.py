@@ -30,9 +30,9 @@ def gather(
     Args:
         members: What was stacked, without the stacked dimension, on the CPU; none if only the elements show it.
         elements: Nested lists over ``batch_size``.
-        batch_size: Of the elements, at least one dimension.
+        batch_size: Batch size of the elements, at least one dimension.
         dim: One of these dimensions, or of those of the elements after them; -1: all elements are of one member.
-        names: Of the dimensions of a member that number its elements.
+        names: Names of the dimensions of a member that number its elements.
     """
     given = flatten_elements(elements, len(batch_size))
     if any(part is None for part in given):
@@ -68,10 +68,10 @@ def find_structure(
     An element that was written into a member on its own has no note, and need not have changed its structure.
 
     Args:
-        notes: Of the elements of one member, in C order.
-        sizes: Of the dimensions that number them.
-        names: Of these dimensions.
-        number: Of the member.
+        notes: Notes of the elements of one member, in C order.
+        sizes: Sizes of the dimensions that number them.
+        names: Names of these dimensions.
+        number: Number of the member.
         behind: Dimension of each element that numbers the members; -1: none of them.
     """
     given = [note for note in notes if note is not None]

@@ -159,7 +159,7 @@ class RowSlots:
 
     Attributes:
         tensors: Every tensor leaf of all rows, in the order of ``spec.tensors``, ``[num_rows, *shape]``, on the CPU.
-        rows: The same memory by row: its leaves in that order.
+        rows: This memory by row: its leaves in that order.
     """
 
     VIEW_BYTES = 600

@@ -38,7 +38,7 @@ class Unwrapped(NamedTuple):
         td: The tensordict.
         fields: Non-tensor fields beside it.
         tensorclass: Name of the class of the instance around it.
-        params: Of the TensorDictParams around it.
+        params: Params of the TensorDictParams around it.
     """
 
     td: Any

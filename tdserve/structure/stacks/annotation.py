@@ -26,7 +26,7 @@ def is_note_needed(members: Sequence[Node], batch_size: tuple[int, ...], *, is_l
 
     Args:
         members: What is stacked.
-        batch_size: Of the elements.
+        batch_size: Batch size of the elements.
         is_locked: Whether the stack is locked as a whole.
     """
     return 0 in batch_size or not all(_is_implied(member, is_locked=is_locked) for member in members)
@@ -77,7 +77,7 @@ def make_spec(members: Sequence[Node], batch_size: tuple[int, ...], dim: int = -
 
     Args:
         members: Each without the dimension along which they are stacked.
-        batch_size: Of the elements, at least one dimension, none of them 0.
+        batch_size: Batch size of the elements, at least one dimension, none of them 0.
         dim: Dimension along which members are stacked, after those of ``batch_size``; -1: there is a single one.
     """
     inner = members[0].shown_batch_size[len(batch_size) :]

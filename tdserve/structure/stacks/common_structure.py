@@ -51,8 +51,8 @@ def join_parts(
     Args:
         parts: At least one.
         dim: Position of the new dimension.
-        path: Of the node, with which the paths of the leaves begin.
-        names: Of all batch dimensions of the stack.
+        path: Path of the node, with which the paths of the leaves begin.
+        names: Names of all batch dimensions of the stack.
         joins_stacks: Whether rows that are, or have, lazy stacks are joined too, as if they were dense.
     """
     if parts[0].root.tensorclass is not None:
@@ -159,8 +159,8 @@ def summarise(
 
     Args:
         nodes: The elements; or the rows of a single element that is a stack.
-        batch_size: Of the packed node.
-        stack_dim: Of that single element.
+        batch_size: Batch size of the packed node.
+        stack_dim: Stack dimension of that single element.
     """
     inner = _find_common_shape([_free(node) for node in nodes]) if nodes else ()
     entries: dict[str, Entry] = {}

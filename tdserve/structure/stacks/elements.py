@@ -30,7 +30,7 @@ class Note(NamedTuple):
         spec: Its root is a packed node over the elements that were written together, without entries. ``members`` are
             the tensordicts that they came from: a single one with the ``stack_dim`` -1, else those of which each
             element has a row.
-        position: Of this element among them, in C order.
+        position: Position of this element among them, in C order.
     """
 
     spec: Spec
@@ -101,7 +101,7 @@ def split_elements(td: Any, batch_size: tuple[int, ...]) -> Any:
 
     Args:
         td: Not an instance around a lazy stack, nor a TensorDictParams.
-        batch_size: Of the elements; () returns the tensordict itself.
+        batch_size: Batch size of the elements; () returns the tensordict itself.
     """
     if not batch_size:
         return td
@@ -291,9 +291,9 @@ def with_one_value(values: dict[Path, Any], spec: Spec, stored: Spec) -> dict[Pa
     """Replaces the values of a row by a single one, where the table has one for all elements of a row.
 
     Args:
-        values: Of every leaf of ``spec``, by path.
-        spec: Of the rows.
-        stored: Of the table.
+        values: Values of every leaf of ``spec``, by path.
+        spec: Structure of the rows.
+        stored: Structure of the table.
     """
     paths: tuple[Path, ...] | None = stored.memo.get("one value")
     if paths is None:

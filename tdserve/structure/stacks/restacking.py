@@ -56,11 +56,11 @@ def restack(
 
     Args:
         elements: In C order over ``batch_size``; None for one that was never written.
-        batch_size: Of the elements, at least one dimension.
+        batch_size: Batch size of the elements, at least one dimension.
         dim: One of these dimensions, or of those of the elements after them; -1 makes a single row of all elements.
-        device: Of the stack.
+        device: Device of the stack.
         empty: Batch size of an element that was never written.
-        names: Of the dimensions of ``batch_size``; None if none is named. The elements have names of their own.
+        names: Names of the dimensions of ``batch_size``; None if none is named. The elements have names of their own.
     """
     own: Names = (None,) * len(batch_size) if names is None else tuple(names)
     if 0 in batch_size:
@@ -97,8 +97,8 @@ def join(parts: Sequence[Any], sizes: tuple[int, ...], names: Names) -> Any:
 
     Args:
         parts: In C order over ``sizes``, at least one.
-        sizes: Of the new dimensions.
-        names: Of these dimensions.
+        sizes: Sizes of the new dimensions.
+        names: Names of these dimensions.
     """
     if not sizes:
         return parts[0]

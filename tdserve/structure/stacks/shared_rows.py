@@ -21,7 +21,7 @@ def find_shared(stack: LazyStackedTensorDict, path: Path) -> Path | None:
 
     Args:
         stack: Its rows can be written.
-        path: Of the stack.
+        path: Path of the stack.
     """
     spans = sorted(
         (str(item.device), item.data_ptr(), item.nbytes if item.is_contiguous() else item.element_size(), below)

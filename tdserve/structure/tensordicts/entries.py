@@ -131,7 +131,7 @@ def put_in_order(td: Any, like: Any) -> Any:
 
     Args:
         td: Changed in place; nothing else refers to it.
-        like: Has the same keys.
+        like: The other one, which has the same keys.
     """
     if type(td) is TensorDict and type(like) is TensorDict:
         held, wanted = entries_of(td), entries_of(like)

@@ -30,7 +30,7 @@ def read_array(array: NDArray[Any], path: Path = (), *, store: str = "", dtype: 
     Args:
         array: The array.
         path, store: For errors.
-        dtype: That of the leaf that it is for, if that is known. An array cannot have each of them: float32 that was
+        dtype: Dtype of the leaf that it is for, if that is known. An array cannot have each of them: float32 that was
             read from a bfloat16 leaf becomes bfloat16 again, and other float32 too if that changes no value.
 
     Raises:

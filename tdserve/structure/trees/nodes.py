@@ -91,7 +91,7 @@ class ValueLeaf(NamedTuple):
         batch_size: Starts with the batch size of its node.
         per_row: False: one value for all rows (NonTensorData). True: one value per row (NonTensorStack).
         ragged: Form of the elements; None for non-tensor data.
-        requires_grad: Of a nested tensor, as in ``TensorLeaf``.
+        requires_grad: Whether a nested tensor requires a gradient, as in ``TensorLeaf``.
         is_unbatched: Whether the value is an ``UnbatchedTensor``, packed, which all rows share.
     """
 
@@ -133,16 +133,16 @@ class Node(NamedTuple):
         device: As ``str(torch.device)``; None if the tensordict has no device.
         tensorclass: ``"module.QualName"``; None for a plain tensordict.
         entries: Keys and their entries, in insertion order; keys are unique.
-        stack_dim: Of a lazy stack: the batch dimension along which its rows are stacked. -1: no dimension yet, but rows
-            of this structure are stacked lazily, along the dimension that numbers them. Of a packed node: the dimension
-            of ``shown_batch_size`` along which its elements are stacked; along the others they are joined densely if
-            they have one structure; -1: stacked along none. None: stacked along one dimension of ``batch_size`` after
-            the other.
-        inner: Of a packed node: batch dimensions of one element, -1 where elements differ. None: it is not packed.
+        stack_dim: For a lazy stack: the batch dimension along which its rows are stacked. -1: no dimension yet, but
+            rows of this structure are stacked lazily, along the dimension that numbers them. For a packed node: the
+            dimension of ``shown_batch_size`` along which its elements are stacked; along the others they are joined
+            densely if they have one structure; -1: stacked along none. None: stacked along one dimension of
+            ``batch_size`` after the other.
+        inner: For a packed node: batch dimensions of one element, -1 where elements differ. None: it is not packed.
         is_locked: Whether no entry may be added, replaced or removed; nodes below a locked node are locked too.
-        params: Of the ``TensorDictParams`` around it, if there is one.
+        params: Params of the ``TensorDictParams`` around it, if there is one.
         is_typed: Whether its class is a ``TypedTensorDict``, which plain tensordict stores without its class.
-        members: Of a packed node with a ``stack_dim``: the tensordicts stacked along it, each without that dimension
+        members: For a packed node with a ``stack_dim``: the tensordicts stacked along it, each without that dimension
             (with -1 a single one, unchanged), unless elements of one structure show them. Elements that were written
             later may belong to no such members. (): not known.
     """

@@ -364,7 +364,7 @@ def check_matches(expected: Spec, actual: Spec, *, store: str, is_destination: b
 
     Args:
         expected: The structure of a store, or of content.
-        actual: That of content for the store, or of a destination of the content.
+        actual: Structure of content for the store, or of a destination of the content.
         store: Name, for errors.
         is_destination: Whether ``actual`` is a destination.
 

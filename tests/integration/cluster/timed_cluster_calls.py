@@ -113,7 +113,7 @@ def make_calls(client: Any, stores: SharedStores, timeout_s: float, folder: Path
     """Returns every call, by class and method; brackets distinguish several calls of one method.
 
     Args:
-        timeout_s: Of each.
+        timeout_s: Timeout of each call.
         folder: For checkpoints; may hold one named "checkpoint".
     """
     calls = {

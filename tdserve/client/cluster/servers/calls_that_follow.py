@@ -24,7 +24,7 @@ def call_and_follow(
     Args:
         call: Makes the call at the server that is known to have the store.
         look_again: Asks for the place of the store, after this error; returns whether it is at another server now.
-        deadline: Of the call.
+        deadline: Deadline of the call.
 
     Raises:
         ConnectError: Nothing was sent in time; or the caller tries others, and the store is where it was.

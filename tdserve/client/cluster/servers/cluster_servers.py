@@ -31,7 +31,7 @@ class ClusterRecipe:
     """Address and settings of a cluster's client; equal recipes make equivalent clients.
 
     Attributes:
-        of_client: Those of a client, with the address of the cluster.
+        of_client: Settings of a client, with the address of the cluster.
     """
 
     of_client: Recipe

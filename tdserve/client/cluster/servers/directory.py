@@ -107,7 +107,7 @@ class Directory:
         """Returns the place of a store; of one that does not exist, where it will be created.
 
         Args:
-            deadline: Of the search, and of the wait for one that is being moved; None: the client's default.
+            deadline: Deadline of the search, and of the wait for one that is being moved; None: the client's default.
 
         Returns:
             While the owner does not answer, and no other server has the store, the owner: a caller that asks it waits

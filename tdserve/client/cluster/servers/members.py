@@ -246,7 +246,7 @@ class Members:
         Args:
             calls: By server.
             reach_s: How long each tries to reach its server.
-            deadline: Of the calls; None: that of the call of which this thread makes a step, if it makes one.
+            deadline: Deadline of the calls; None: that of the call of which this thread makes a step, if it makes one.
 
         Returns:
             The results by server, and the failures of those that did not answer: a call that has timed out at a server

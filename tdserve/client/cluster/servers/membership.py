@@ -17,7 +17,7 @@ class Membership(ABC):
     Attributes:
         text: As given to ``tdserve.connect``.
         num_servers: All of them, alive or not.
-        token: That of all servers, once one was found, if what knows them keeps it.
+        token: Token of all servers, once one was found, if what knows them keeps it.
     """
 
     text: str

@@ -74,7 +74,7 @@ def merge_failures(failures: Mapping[int, TDServeError], name: str, address: str
         failures: By shard; at least one.
         name: Name of the store.
         address: Address of the cluster.
-        deadline: Of the call.
+        deadline: Deadline of the call.
     """
     silent = {shard: each for shard, each in failures.items() if isinstance(each, TransportError)}
     others = f"shards {sorted(silent)} of {name!r} do not answer" if silent and len(failures) > 1 else ""
@@ -91,10 +91,10 @@ def make_unanswered_error(
     ConnectError only if none of them was sent anything.
 
     Args:
-        failures: Of each.
+        failures: One error per server.
         what: The servers, or their shards.
         address: Address of the cluster.
-        deadline: Of the call.
+        deadline: Deadline of the call.
     """
     made: DeadlineExceededError | TransportError
     if all(isinstance(each, ConnectError) for each in failures.values()):

@@ -43,7 +43,7 @@ class PolicyFeeds:
 
     Args:
         find_home: Returns the client of the server that has a store.
-        forget: Has it looked for again: its server does not answer, and it may have moved before.
+        forget: Makes the next call look for the store again: its server does not answer, and it may have moved.
     """
 
     def __init__(self, find_home: Callable[[str], Client], forget: Callable[[str], None]) -> None:

@@ -66,7 +66,7 @@ class _Wait(NamedTuple):
     """How long a read waits.
 
     Attributes:
-        deadline: Of the whole call.
+        deadline: Deadline of the whole call.
         timeout_s: What the parts get: 0 if they do not wait for absent keys, None if they wait until the deadline.
     """
 
@@ -110,7 +110,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
 
         Args:
             call: Gets the part, its keys, and their positions.
-            deadline: Of the call; None: the client's default.
+            deadline: Deadline of the call; None: the client's default.
             done: What then has happened to the entries, such as "put", for errors; "" if nothing was changed.
 
         Raises:

@@ -112,8 +112,8 @@ class ShardedStore:
 
         Args:
             call: Gets the shard and its handle.
-            deadline: Of the whole call, and of the wait for a first answer if all parts are asked; None: no wait, and
-                that of the call of which this thread makes a step, or the client's default.
+            deadline: Deadline of the whole call, and of the wait for a first answer if all parts are asked; None: no
+                wait, and that of the call of which this thread makes a step, or the client's default.
 
         Returns:
             The results by shard.
@@ -189,8 +189,8 @@ class ShardedStore:
         is waited for as if it were the only one.
 
         Args:
-            deadline: Of the whole call; None: that of the call of which this thread makes a step, or the client's
-                default.
+            deadline: Deadline of the whole call; None: that of the call of which this thread makes a step, or the
+                client's default.
             explain_done: Returns what these shards have done although others do not answer, or refuse it, and what to
                 do, for errors.
 

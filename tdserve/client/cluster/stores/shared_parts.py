@@ -44,7 +44,7 @@ class SharedParts:
         placement: Which servers have it.
         division: Which rows or keys each part has.
         first: Description of the first part that was found; set by ``note_first``.
-        lost_parts: Those of the store that their servers have lost.
+        lost_parts: Parts of the store that their servers have lost.
     """
 
     first: StoreDescription

@@ -37,8 +37,8 @@ def weigh_parts(parts: Sequence[DrawnPart], scales: Mapping[int, ShardScale], sa
 
     Args:
         parts: Each as its shard has sent it.
-        scales: Those of all shards by which the sample was divided.
-        sampler: That of the table.
+        scales: Scales of all shards by which the sample was divided.
+        sampler: Sampler of the table.
     """
     whole = sum(scale.mass for scale in scales.values())
     least = min((scale.least for scale in scales.values() if scale.least > 0), default=0.0)

@@ -191,7 +191,7 @@ class ShardDraws:
         thread.
 
         Args:
-            deadline: Of the call of which this is a step; see ``compute_give_back_s``.
+            deadline: Deadline of the call of which this is a step; see ``compute_give_back_s``.
             names: What identifies the rows of each part, if they were joined since; None: the rows themselves.
         """
         within_s = compute_give_back_s(deadline)

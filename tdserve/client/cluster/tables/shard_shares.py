@@ -42,7 +42,7 @@ class StepDivision(NamedTuple):
 
     Attributes:
         counts: Rows that each rank gets of a shard.
-        scales: Those of all shards when it was divided: ranks that ask later have probabilities and weights by the
+        scales: Scales of all shards when it was divided: ranks that ask later have probabilities and weights by the
             same ones.
     """
 

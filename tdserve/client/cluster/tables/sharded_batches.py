@@ -154,7 +154,7 @@ class ShardedBatches:
 
     Args:
         draw: Draws the batch of a number, from 0; returns its share, None if it is not for a rank, and the batch.
-        name: Of the table, for errors.
+        name: Name of the table, for errors.
         ahead: What is drawn ahead.
         timeout_s: Seconds that one batch may take.
         step_count: Counts the steps that the caller has had; None: batches are no shares.

@@ -91,7 +91,7 @@ class ShardedRows:
 
         Args:
             index: A sampled batch, or row numbers.
-            deadline: Of the call; parts end by it without a timeout of their own.
+            deadline: Deadline of the call; parts end by it without a timeout of their own.
             change: Gets a part, the rows there (a batch with index and generation if there are generations), and their
                 positions among all.
             done: What then has happened to the rows, such as "deleted", for errors; "" if nothing was changed.

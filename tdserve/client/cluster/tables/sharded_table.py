@@ -416,7 +416,7 @@ class _WriterShard:
     """What a writer of single rows sees of the table: the shard that it keeps to.
 
     Args:
-        timeout_s: Of the writer's calls, and of opening a part of the table.
+        timeout_s: Timeout of the writer's calls, and of opening a part of the table.
     """
 
     def __init__(self, table: ShardedTable, shard: int, timeout_s: float | None) -> None:

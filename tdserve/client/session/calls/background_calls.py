@@ -48,8 +48,8 @@ class BackgroundCalls:
         all work does once the interpreter is exiting.
 
         Args:
-            deadline: Of the call, which the work observes itself: work that has not begun by then is not done, and its
-                future fails with DeadlineExceededError.
+            deadline: Deadline of the call, which the work observes itself: work that has not begun by then is not
+                done, and its future fails with DeadlineExceededError.
             in_turn: Name of a store: the work begins when earlier work that was given this name has ended.
         """
         call = _Call(carry_context(work))

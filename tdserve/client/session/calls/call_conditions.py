@@ -105,7 +105,7 @@ def may_repeat(error: TDServeError, deadline: Deadline) -> bool:
     call.
 
     Args:
-        deadline: Of the call.
+        deadline: Deadline of the call.
     """
     pause_s = 0.0 if isinstance(error, DeadlineExceededError) else RETRY_BACKOFF_S  # that has waited already
     return is_passing(error) and not is_over(deadline, pause_s)

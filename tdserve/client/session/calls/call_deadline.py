@@ -17,7 +17,7 @@ class _Block:
     """A block with a deadline. Tasks and threads that begin in it inherit it, and may outlive it.
 
     Attributes:
-        deadline: Of the calls in it.
+        deadline: Deadline of the calls in it.
         outer: The block that it is in.
         is_over: Whether it has ended: then the outer one holds for those that continue.
     """

@@ -36,7 +36,7 @@ class RequestingSession(Protocol):
     """The session of a request.
 
     Attributes:
-        address: Of the server.
+        address: Address of the server.
         welcome: The server's answer to Hello.
     """
 
@@ -98,7 +98,7 @@ class CallTraces:
 
         Args:
             kind: The field of the message.
-            session: That sends it.
+            session: The session that sends it.
         """
         call = get_traced_call()
         if call is not None:

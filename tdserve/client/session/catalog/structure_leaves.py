@@ -14,7 +14,7 @@ class Leaf(NamedTuple):
     Attributes:
         key: A name at the root, or the path of a nested key.
         type: A dtype, ``"value"``, ``"value per row"``, ``"tensordict"`` or the name of a tensorclass.
-        shape: Of a tensor, or the batch size; -1 where rows differ.
+        shape: Shape of a tensor, or the batch size; -1 where rows differ.
         nbytes: Size of a tensor; None of what has no fixed size.
     """
 

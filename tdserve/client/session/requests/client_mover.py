@@ -36,7 +36,7 @@ class WantedRows:
         added: Columns that come with them.
         keeps_fault: Whether the content carries the error of values that cannot be decoded, instead of raising it here.
         device: Where the content will be moved, as in ``receive_content``.
-        kind: Of the table that is meant; unspecified: any.
+        kind: Kind of the table that is meant; unspecified: any.
     """
 
     name: str

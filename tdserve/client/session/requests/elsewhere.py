@@ -36,8 +36,8 @@ def renumber(
     Args:
         request: Its number where it was begun; None: each attempt takes a new one.
         begun_at: The numbers of that client.
-        made_at: Those of the one at whose server it is made: it keeps its number there if it has not ended.
-        deadline: Of the call.
+        made_at: The numbers of the client at whose server it is made: it keeps its number there if it has not ended.
+        deadline: Deadline of the call.
         is_write: Whether it is a write.
     """
     if request is None or (begun_at is made_at and begun_at.is_under_way(request)):

@@ -22,7 +22,8 @@ class WriteTarget:
 
     Attributes:
         store: Name.
-        fingerprint: Of the structure that the request names: of one row for a replay, of the content for a version.
+        fingerprint: Fingerprint of the structure that the request names: of one row for a replay, of the content for a
+            version.
         stored: The store's whole structure; None for a version, which is a file of its own.
         selection: Which existing rows are replaced.
         is_packed: Whether it is a version of weights, laid out like its file.

@@ -37,8 +37,8 @@ class BatchesAhead:
     Threads: one puts, one takes, any may close.
 
     Args:
-        name: Of the table, for errors.
-        max_batches: That wait, at most.
+        name: Name of the table, for errors.
+        max_batches: Most batches that wait.
 
     Attributes:
         closed: Set once nothing more is to be made.

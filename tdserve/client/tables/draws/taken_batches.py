@@ -38,7 +38,7 @@ class TakenBatches:
 
     Args:
         take: Takes a batch within some seconds; the last one of a closed table may have fewer rows.
-        name: Of the table, for errors.
+        name: Name of the table, for errors.
         device: Where batches are moved.
         timeout_s: Seconds that one batch may take.
     """

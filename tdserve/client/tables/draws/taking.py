@@ -257,7 +257,7 @@ class LeaseBlock(ABC):
     block raises, unless it has done either itself; given back, too, if they are dropped before they were read.
 
     Args:
-        name: Of the table.
+        name: Name of the table.
         query: By which they were taken.
         give_back_unseen: Gives them back from a finalizer; it must not refer to this.
     """

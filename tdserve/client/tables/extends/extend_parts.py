@@ -92,7 +92,7 @@ class WaitingParts:
     """Parts that wait to be sent, in order. Threads: not safe; the caller needs a lock.
 
     Args:
-        max_rows: Of a shared request; 1 shares nothing.
+        max_rows: Most rows of a shared request; 1 shares nothing.
 
     Attributes:
         nbytes: Size of all of them.

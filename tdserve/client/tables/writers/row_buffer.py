@@ -37,7 +37,7 @@ class Page:
         slots: Their memory.
         values: Non-tensor leaves, each row's in the order of ``spec.values``; emptied when the row was sent.
         values_nbytes: Encoded size of each row's values.
-        waiting_nbytes: That of the rows that wait.
+        waiting_nbytes: Size of the rows that wait.
         priorities: ``NO_PRIORITY`` if none was given.
         policy_versions: ``NO_VERSION`` if none was given.
         ends: Whether the row is the last of its trajectory.

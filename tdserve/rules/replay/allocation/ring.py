@@ -119,13 +119,13 @@ class Ring:
         """Restores a ring from the stored generations and state.
 
         Args:
-            capacity: That at creation.
+            capacity: Capacity at creation.
             generations: The stored ones. Even ones above 0 are live, odd ones become holes.
             state: From :meth:`get_state`; it may be some commits old.
             now_reserved: Rows of writers not yet proved gone, one array per writer; the odd ones of each are
                 quarantined, in this order in :attr:`quarantined`.
             held: Rows of a partial write that will be completed, see :meth:`hide`; even ones stay live.
-            first_generation: That at creation.
+            first_generation: First generation at creation.
             shared: As in the constructor.
 
         Raises:

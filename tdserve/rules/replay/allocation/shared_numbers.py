@@ -231,7 +231,7 @@ class SharedNumbers:
         """Draws rows, each live row with the same probability; None if control must be asked.
 
         Args:
-            generations: Those of the table.
+            generations: Generations of the table.
             num_rows: Rows to draw.
             rng: Source of randomness.
             find_uncommitted: Returns the rows that are not committed yet, if this process knows all of them. They are

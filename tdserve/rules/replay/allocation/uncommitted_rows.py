@@ -121,7 +121,7 @@ class OwnUncommittedRows:
 
         Args:
             shared: The numbers of the table.
-            generations: Those of all its rows.
+            generations: Generations of all its rows.
         """
         extends, mark = self._extends, shared.uncommitted_mark
         if extends is None or mark is None or shared.num_given_up != extends.num_given_up:

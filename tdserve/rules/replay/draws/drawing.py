@@ -34,7 +34,7 @@ class Drawing:
     Args:
         settings: Settings of the table.
         columns: RowColumns of the table.
-        selectors: Those of the table; they drop rows that were sampled for the last time.
+        selectors: Selectors of the table; they drop rows that were sampled for the last time.
     """
 
     def __init__(self, settings: Settings, columns: RowColumns, selectors: ConditionalSelectors) -> None:

@@ -275,7 +275,7 @@ class ConditionalSelectors:
         :meth:`get` makes it.
 
         Args:
-            conditions: Those of its samples.
+            conditions: Conditions of its samples.
             selector: From :meth:`make`.
             piece_rows: Rows that are visited in one step.
 

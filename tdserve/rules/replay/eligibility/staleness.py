@@ -54,7 +54,7 @@ class Staleness:
         num_discarded: Its stored value.
         newest: The newest version that was known.
         remote_since_s: As the attribute.
-        gaps: Those of :class:`SkippedVersions`.
+        gaps: Gaps of :class:`SkippedVersions`.
 
     Attributes:
         newest: The newest published version, 0 before the first.

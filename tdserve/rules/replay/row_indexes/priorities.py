@@ -192,7 +192,7 @@ class _Sums(_Minima):
 
     Attributes:
         ends: For each level but the top, the lowest first: the sums from the first number of a block to each one.
-        top_ends: The same over the whole top.
+        top_ends: Such sums over the whole top.
     """
 
     def __init__(self, num_entries: int, empty: complex) -> None:

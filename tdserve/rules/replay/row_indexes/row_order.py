@@ -45,7 +45,7 @@ class RowOrder:
         last_sequence: Highest sequence that any row may have.
 
     Attributes:
-        last_sequence: The same, as of now.
+        last_sequence: Highest sequence so far.
     """
 
     def __init__(self, columns: RowColumns, last_sequence: int) -> None:
@@ -59,7 +59,7 @@ class RowOrder:
 
         Args:
             rows: Their numbers, in the order of their commits; at least one.
-            where: The same, as an index of columns.
+            where: The same rows, as an index of columns.
             writers: Their writers, in the order of the rows, and how many rows each has.
         """
         begin = self.last_sequence + 1

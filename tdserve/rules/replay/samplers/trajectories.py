@@ -38,7 +38,7 @@ class Trajectories:
     Attributes:
         after: Number of the row that follows each row, -1 if there is none. It has one entry more than there are rows,
             so that -1 leads to -1.
-        before: The same backwards.
+        before: Number of the row before each row, likewise.
     """
 
     def __init__(self, columns: RowColumns, capacity: int) -> None:

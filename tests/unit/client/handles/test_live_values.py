@@ -16,7 +16,7 @@ class LocalStore:
     """A tensordict in this process as a store.
 
     Attributes:
-        content: Of it.
+        content: Its content.
         spec: Its structure.
         indices: With which it was asked, in order.
     """
