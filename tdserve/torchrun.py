@@ -30,7 +30,7 @@ END_TIMEOUT_S = 600.0
 """How long the ranks may end one after the other; the last may still write a checkpoint."""
 
 _calls = count()
-"""Ranks make the same calls in the same order, as they do with collectives: this tells the calls apart."""
+"""Ranks make the same calls in the same order, as they do with collectives: this distinguishes the calls."""
 
 
 class TorchrunServers:

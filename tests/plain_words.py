@@ -24,6 +24,9 @@ _REFUSED = re.compile(
 "except" for the third. An attribute or argument is described by a noun: "Name of the table.", not "Of the table."
 """
 
+_PERSONS = re.compile(r"\b(?:nobody|somebody|everybody|whoever|wants?)\b", re.IGNORECASE)
+"""Programs have clients, servers, processes and callers, which need or ask for things."""
+
 
 def word_faults(texts: Mapping[str, str]) -> list[str]:
     """Returns where a text has "since" for "like", or words that are refused.
@@ -41,4 +44,13 @@ def word_faults(texts: Mapping[str, str]) -> list[str]:
         for match in _REFUSED.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
             faults.append(f"{name}:{line}: {' '.join(match.group().split())}")
+    return faults
+
+
+def person_faults(texts: Mapping[str, str]) -> list[str]:
+    """Returns where a text has a word of persons; arguments as in :func:`word_faults`."""
+    faults = []
+    for name, text in texts.items():
+        for match in _PERSONS.finditer(text):
+            faults.append(f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match.group()}")
     return faults

@@ -68,7 +68,7 @@ class FloorLink(Child):
     def make_floor(self, *, out: int = 0, back: int = 0, message_nbytes: int = WHOLE) -> Task:
         """Returns exchanges as a task.
 
-        Both ends agree on their number before a round, so each round is as long as the speed of the last one tells.
+        Both ends agree on their number before a round, so each round is as long as the speed of the last one makes it.
 
         Args:
             out: Bytes to the other process in each operation.

@@ -33,7 +33,7 @@ SAMPLE = "sample"
 def _make_local(operation: Callable[[], object]) -> Task:
     """Returns a floor that torch works at in this process, with one thread. What an operation returns is dropped.
 
-    Two threads are hardly faster on memory (17.4 against 16.6 GB/s, measured). Where another process wants a core, each
+    Two threads are hardly faster on memory (17.4 against 16.6 GB/s, measured). Where another process needs a core, each
     of their copies waits for a time slice: 50 ms for what otherwise takes 0.1 ms (measured).
     """
 

@@ -1,4 +1,4 @@
-"""``tdserve bench``: runs workloads, prints their figures as they come, and tells which targets are reached."""
+"""``tdserve bench``: runs workloads, prints their figures as they come, and which targets are reached."""
 
 from __future__ import annotations
 

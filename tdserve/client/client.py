@@ -199,7 +199,7 @@ class Client(TensorDictClient):
     def row_like(source: Any, policy: Any = None) -> Any:
         """Returns the row that an environment or collector of TorchRL is going to produce, for ``like=``.
 
-        No step is made: an environment tells by its specs what it returns, and the policy is called with zeros.
+        No step is made: the specs of an environment describe what it returns, and the policy is called with zeros.
 
         Args:
             source: An environment, a collector, or a spec such as ``Composite``. Of a batch of environments, and of a

@@ -38,7 +38,7 @@ _Message = TypeVar("_Message")
 
 
 class ForkGate:
-    """Counts the messages being sent and the streams being read, and tells whether more may follow."""
+    """Counts the messages being sent and the streams being read, and returns whether more may follow."""
 
     def __init__(self) -> None:
         self._changed = Condition()

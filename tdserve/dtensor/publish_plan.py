@@ -31,7 +31,7 @@ class PublishPlan(NamedTuple):
         leaves: What this rank has. If all ranks have a plan of one identity, and what they have is still this, then
             each would make the same plan again.
         own: What this rank publishes.
-        indexed: What the index says of the leaves, in the first rank; "" in others.
+        indexed: What the index has about the leaves, in the first rank; "" in others.
     """
 
     identity: str

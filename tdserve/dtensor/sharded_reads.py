@@ -49,7 +49,7 @@ class FoundVersion(NamedTuple):
     """A version that is there, without its tensors.
 
     Attributes:
-        created_s: When one that was published as a whole became visible, which tells it from another of its number.
+        created_s: When one that was published as a whole became visible, which another of its number has not.
     """
 
     version: int

@@ -22,7 +22,7 @@ MEANT_NAMES: dict[int, str] = {**KIND_NAMES, control_pb2.STORE_KIND_QUEUE: QUEUE
 """The kinds, as they are shown, by the numbers that requests have for the kind that they mean."""
 
 _USER_WORDS = {"placement": "a store that several servers share", QUEUE: "a queue"}
-"""What a store of a kind is for its users, where the kind's name says something else."""
+"""What a store of a kind is for its users, where the kind's name is another word."""
 
 
 def describe_kind(kind: str) -> str:

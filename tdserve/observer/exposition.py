@@ -44,7 +44,7 @@ class FigureCollector:
 
 
 FAULT_CODES = ("DATA_LOSS", "INTERNAL", "UNKNOWN")
-"""Codes of a fault of the server, of which an alert tells."""
+"""Codes of a fault of the server, which raise an alert."""
 
 
 def list_values(snapshot: ServerSnapshot) -> Iterator[tuple[str, Labels, float]]:

@@ -14,7 +14,7 @@ class Metric:
     """One metric.
 
     Attributes:
-        name: As Prometheus knows it; that of a counter ends in ``_total``.
+        name: The name in Prometheus; that of a counter ends in ``_total``.
         kind: What may be done with its values.
         text: What it means.
         labels: Names of its labels.

@@ -26,7 +26,7 @@ def make_metrics_routes() -> list[BaseRoute]:
         return Response(content, media_type=media_type)
 
     async def show_health(request: Request) -> Response:
-        """Returns 200 if the server answers, else 503; needs no token, and tells nothing else."""
+        """Returns 200 if the server answers, else 503; needs no token, and has no other content."""
         if (await get_viewer(request).snapshots.get()).figures is None:
             return PlainTextResponse("the server does not answer\n", 503)
         return PlainTextResponse("ok\n")

@@ -275,7 +275,7 @@ class Observation:
 
 
 SUMMED = ("num_rows", "capacity", "nbytes", "inserts", "samples", "reserved_rows", "num_leased", "num_waiting")
-"""Fields of a description that are counts, whose sum over stores says something."""
+"""Fields of a description that are counts, whose sum over stores has a meaning."""
 
 
 def _list_calls(side: str, times: CallTimes) -> list[control_pb2.CallFigures]:

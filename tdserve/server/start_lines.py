@@ -6,4 +6,4 @@ READY_PREFIX = "tdserve ready at "
 """Start of the one line that a server prints once it accepts connections; the address follows."""
 
 FAILED_PREFIX = "tdserve failed: "
-"""Start of the line that tells a parent process why the server did not start; JSON follows."""
+"""Start of the line by which a parent process gets the reason why the server did not start; JSON follows."""

@@ -286,7 +286,7 @@ class ClientWork:
         table, entries = self.stores.open_table("asked"), self.stores.open_entries()
         calls: list[Callable[[], object]] = [
             lambda: table.sample(4, timeout_s=HURRY_S),
-            lambda: entries.get("of nobody", timeout_s=HURRY_S),
+            lambda: entries.get("absent", timeout_s=HURRY_S),
             lambda: self.client.latest(self.stores.name("policy-0"), newer_than=1 << 40, timeout_s=HURRY_S),
         ]
 

@@ -227,7 +227,7 @@ def _check_queue(report: Findings, stores: RoundStores, folder: Path) -> None:
     twice = [job for job in called if acknowledged[job] + left[job] > 1]
     stories = [describe_job(job, folder, rows_left.get(job, [])) for job in twice[:MAX_STORIES]]
     report.expect(not twice, "\n".join([f"jobs were consumed, or stand in the queue, twice: {twice[:10]}", *stories]))
-    report.expect({*acknowledged, *left} <= called, "jobs that nobody put there")
+    report.expect({*acknowledged, *left} <= called, "jobs that no client put there")
 
 
 def _check_entries(report: Findings, stores: RoundStores, folder: Path) -> None:

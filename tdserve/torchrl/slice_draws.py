@@ -48,7 +48,7 @@ class TableSliceSampler(SliceSampler):
         length, num_slices = self._adjusted_batch_size(batch_size)
         try:
             index, rows = draw_rows(storage, batch_size, timeout_s=None if storage.waits else 0.0)[::2]
-        except DeadlineExceededError:  # there is no slice of this length, which TorchRL says in its own way
+        except DeadlineExceededError:  # there is no slice of this length, for which TorchRL has an error of its own
             return super().sample(storage, batch_size)
         info = self._mark_ends(rows, length)
         self._maybe_emit_init_marker(info, rows, num_slices, length, None)

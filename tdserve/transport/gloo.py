@@ -1,4 +1,4 @@
-"""The gloo channel: a two-rank process group that no registry of torch.distributed knows.
+"""The gloo channel: a two-rank process group in no registry of torch.distributed.
 
 Facts that this file relies on beside those in ``proven``, measured with torch 2.13 on Linux:
 
@@ -45,7 +45,7 @@ rows instead of a twentieth, measured)."""
 _END = torch.empty(0, dtype=torch.uint8)
 
 _OTHER_WAIT = "Application timeout"
-"""Text in gloo's error of all other waits of this end after one has timed out; only that one knows how long it was."""
+"""Text in gloo's error of all other waits of this end after one has timed out; only that one has its length."""
 
 _TOLD_WITHIN_S = 1.0
 """Time for that wait to report; it takes microseconds."""

@@ -1,4 +1,4 @@
-"""Connections among all members of an epoch: one gloo group that no registry of torch.distributed knows.
+"""Connections among all members of an epoch: one gloo group in no registry of torch.distributed.
 
 Facts that this file relies on beside those in ``gloo``:
 

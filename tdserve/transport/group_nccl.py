@@ -1,4 +1,4 @@
-"""Content among the GPUs of a group: an NCCL group that no registry of torch.distributed knows.
+"""Content among the GPUs of a group: an NCCL group in no registry of torch.distributed.
 
 Facts from torch's sources and NCCL's documentation; none of them was measured, for lack of two GPUs:
 

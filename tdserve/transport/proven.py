@@ -133,7 +133,7 @@ def leave_all_devices() -> None:
 
 
 def _leave(device: _GlooDevice, host: str, pid: int) -> None:
-    """Gives the next group another device, whose port and numbers no stranger knows."""
+    """Gives the next group another device, whose port and numbers are unknown to strangers."""
     if _devices.get((host, pid)) is device:
         _devices.pop((host, pid), None)
 

@@ -10,7 +10,7 @@ _Entry = TypeVar("_Entry")
 
 
 class TagQueues(Generic[_Entry]):
-    """Queues by tag, or by whatever tells messages apart. Threads: one at a time."""
+    """Queues by tag, or by whatever distinguishes messages. Threads: one at a time."""
 
     def __init__(self) -> None:
         self._queues: dict[Hashable, deque[_Entry]] = {}

@@ -117,12 +117,12 @@ class SmallReads:
             answer = self._answer_message(message, send, channel_number, session)
         except CorruptDataError as error:
             if not error.request_id:
-                return None  # control finds the same, and says so
+                return None  # control finds the same, and answers it
             code = error.code
             answer = control_pb2.ServerMessage(
                 request=message.request, failure=encode_failure(error)
             ).SerializeToString()
-        except Exception:  # noqa: BLE001 (also what torch thinks of an index: control finds the same, and says so)
+        except Exception:  # noqa: BLE001 (also what torch thinks of an index: control finds the same, and answers it)
             return None
         if answer is not None:
             self._observed.count(message.WhichOneof("body") or "", begun_s, code)
@@ -173,7 +173,7 @@ class SmallReads:
             self._count_sent(nbytes)
             return SENT
         values = read_values(store, paths, plan.elements) if paths else b""
-        inline = pack(plan.layout.messages, source)  # behind the values: its end tells whether anything was written
+        inline = pack(plan.layout.messages, source)  # behind the values: its end shows whether anything was written
         if not store.is_current:
             return None
         accepted = control_pb2.Accepted(fingerprint=asked.fingerprint, version=version, values=values)

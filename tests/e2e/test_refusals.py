@@ -125,7 +125,7 @@ def test_clients_when_their_token_is_wrong_then_end_with_one_line(make_stack: Ma
     stack = make_stack()
     stack.compose("up", "-d", "--wait", "--no-build", "server")
     client = ("run", "--rm", "-T", "--no-deps", *AT_ONCE)
-    for token, fault in (("TDSERVE_TOKEN=wrong", "refused the token"), ("TDSERVE_TOKEN_FILE=", "wants a token")):
+    for token, fault in (("TDSERVE_TOKEN=wrong", "refused the token"), ("TDSERVE_TOKEN_FILE=", "needs a token")):
         for command, code in ((("actor", "ls"), REFUSED), (("learner",), FAILED)):
             done = stack.compose(*client, "-e", token, *command, check=False)
             assert done.returncode == code

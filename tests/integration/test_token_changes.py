@@ -334,7 +334,7 @@ def is_revoked(server: tdserve.Server, token: str) -> bool:
 def test_file_when_it_has_no_tokens_at_the_start_or_later_then_the_log_warns(
     tokens: TokenFile, server: tdserve.Server, log: Path
 ) -> None:
-    line = f"{tokens.path.name} has no tokens: nobody can connect"
+    line = f"{tokens.path.name} has no tokens: no client can connect"
     assert log.read_text().count(line) == 1
     connect(server, tokens.add("member", "read")).close()
     tokens.remove("member")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plain_words import word_faults
+from tests.plain_words import person_faults, word_faults
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,6 +17,12 @@ def test_words_when_scanned_then_as_in_is_not_written_as_since() -> None:
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in files}
     assert len(texts) > 1_500
     assert word_faults(texts) == []
+    assert person_faults({name: text for name, text in texts.items() if not name.startswith(("tests", "deploy"))}) == []
+
+
+def test_persons_when_a_text_has_one_then_found_and_nothing_else() -> None:
+    text = "a client asks\nWhoever reads\nwants_it: who wants\nno client"
+    assert person_faults({"a.py": text}) == ["a.py:2: Whoever", "a.py:3: wants"]
 
 
 @pytest.mark.parametrize("text", ["Errors as\nof ``put``.", "As\nof :meth:`sample`.", "x = 1  # as\n# of a list"])

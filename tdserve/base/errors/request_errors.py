@@ -212,7 +212,7 @@ class UnauthenticatedError(RequestError):
             remedy = (
                 "name the file that has it by --token-file or TDSERVE_TOKEN_FILE, or give it by token= or TDSERVE_TOKEN"
             )
-            return "the server at {address} wants a token, and none was given; ".format(**self.fields) + remedy
+            return "the server at {address} needs a token, and none was given; ".format(**self.fields) + remedy
         remedy = "get a new one from the operator of the server (tdserve token new)"
         return "the server at {address} refused the token, since {reason}; ".format(**self.fields) + remedy
 

@@ -187,7 +187,7 @@ def _ask_all(clients: Iterable[Child], orders: Iterable[object]) -> list[Round]:
 
 
 def work_as_client(pipe: Pipe, address: str, transport: TransportName, store: str) -> None:
-    """Runs one client process: calls as each order says, then disconnects.
+    """Runs one client process: calls as ordered, then disconnects.
 
     Answers when it has started, then each order with the round, and again when the last sample was compared with what
     was written.

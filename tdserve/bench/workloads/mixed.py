@@ -57,7 +57,7 @@ def measure_mixed(stage: Stage) -> Generator[Case]:
 
 
 def write_rows(pipe: Pipe, address: str, transport: TransportName, store: str) -> None:
-    """Is a writer: writes for as many seconds as each order says, and answers how many batches that were.
+    """Runs one writer process: writes for as many seconds as each order has, and answers how many batches that were.
 
     All are acknowledged by then; the seconds until then are part of the answer.
     """

@@ -83,7 +83,7 @@ def measure_weights(stage: Stage) -> Generator[Case]:
     floors = policy.make_floors()
     if stage.transport == "gloo":
         del floors[MEMCPY]
-    # when the call returns, everybody sees the version
+    # when the call returns, all clients see the version
     yield policy.make_case("publish until visible", policy.publishes, floors, scale=Scale("ms"))
     stage.client.delete(policy.name)
 

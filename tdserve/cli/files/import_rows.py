@@ -57,7 +57,7 @@ def import_rows(
     minari  a Minari data set, its folder or its id: steps of all episodes
     safetensors, pt, memmap
             a file of safetensors, tensors that torch.save has written, a
-            folder of TensorDict.memmap; `tdserve put` knows them by name
+            folder of TensorDict.memmap; `tdserve put` detects them by name
 
     The store appears when all rows are written: an import that fails or is killed leaves nothing under NAME. PATH is
     read and stays as it is, while `tdserve adopt` serves a folder of tensordict's own format in place.

@@ -1,4 +1,4 @@
-"""What the client warns of while a command runs: shown after its answer, or not at all if an error says more."""
+"""What the client warns of while a command runs: shown after its answer, or not at all if an error contains it."""
 
 from __future__ import annotations
 

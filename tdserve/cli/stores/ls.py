@@ -91,7 +91,7 @@ def _describe_store(client: CatalogClient | ClusterCatalog, name: str, servers: 
         described = client.describe(name)
     except StoreNotFoundError:
         return None  # deleted since it was listed
-    except CorruptDataError:  # such as one whose adopted folder has vanished: tdserve info says more
+    except CorruptDataError:  # such as one whose adopted folder has vanished: tdserve info shows more
         facts: dict[str, Any] = {"name": name, "kind": "damaged"}
         cells = [escape_unprintable(name), "damaged", *[""] * (len(COLUMNS) - 2)]
     else:

@@ -461,7 +461,7 @@ def connect_cluster(recipe: ClusterRecipe) -> ClusterClient:
     """Connects to several servers; see ``tdserve.connect``.
 
     Raises:
-        ConnectError: No server listened within the client's timeout, or what knows them does not answer.
+        ConnectError: No server listened within the client's timeout, or the source of their list does not answer.
     """
     client = _make_client(recipe)
     try:

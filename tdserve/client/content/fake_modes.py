@@ -14,9 +14,9 @@ def find_fake_mode() -> FakeTensorMode | None:
 
 STRUCTURE = "client.load_memmap(name) gives the store's structure as fake tensors; leave the mode for its content"
 
-ROWS = "leave the mode for rows; client.describe(name) tells their structure"
+ROWS = "leave the mode for rows; client.describe(name) has their structure"
 
-WEIGHTS = "leave the mode for weights; client.describe(name) tells their structure"
+WEIGHTS = "leave the mode for weights; client.describe(name) has their structure"
 
 
 def check_real(doing: str, advice: str = STRUCTURE) -> None:

@@ -276,7 +276,7 @@ class StoreClient(ByAddress):
         return self.read(index, (path,), pad=pad, deadline=deadline)
 
     def hand_over(self, found: Any, numpy: bool | None = None, device: Any = None) -> Any:
-        """Returns what was read in the form that the caller wants; arguments as in its ``is_numpy_wanted``."""
+        """Returns what was read in the form that the caller asked for; arguments as in its ``is_numpy_wanted``."""
         return self._client.hand_over(found, numpy, device)
 
     def read_into_shared_memory(self) -> None:

@@ -397,7 +397,7 @@ def _call_and_fill(
 
 
 class _Arrays(dict[str, Any]):
-    """A dict that tells tensordict what it was given: tensordict takes whatever has ``numpy()`` for an array."""
+    """A dict that refuses to be an array: tensordict takes whatever has ``numpy()`` for one."""
 
     @property
     def dtype(self) -> Any:

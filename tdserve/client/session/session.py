@@ -419,7 +419,7 @@ class Session:
         elif message.HasField("channel_lost"):
             self._lose_channel(message.channel_lost.channel, message.channel_lost.reason)
         elif pending is None:
-            if not self._handle_if_abandoned(message) and message.accepted.uid:  # a permit that nobody waits for
+            if not self._handle_if_abandoned(message) and message.accepted.uid:  # a permit that no call waits for
                 self._answer_failure(message.request, TransferAbortedError(transfer=0, reason="the caller gave up"))
         elif pending.takes_permit and message.HasField("accepted"):
             self._write_in_place(message.request, pending, message.accepted)

@@ -354,7 +354,7 @@ class SessionClient:
         return self.numpy if chosen is None else chosen
 
     def hand_over(self, found: Any, numpy: bool | None = None, device: Any = None) -> Any:
-        """Returns what a call has read, in the form that its caller wants; arguments as in ``is_numpy_wanted``."""
+        """Returns what a call has read, in the form that its caller asked for; arguments as in ``is_numpy_wanted``."""
         return to_arrays(found) if self.is_numpy_wanted(numpy, device) else found
 
     @property

@@ -31,7 +31,7 @@ def add_leaves(
 
 
 def check_leaves(expected: Spec, given: Spec, *, store: str) -> None:
-    """Raises SpecMismatchError unless rows fit; says how a table gets leaves that it lacks, or rows of other sizes."""
+    """Raises SpecMismatchError unless rows fit; shows how a table gets leaves that it lacks, or rows of other sizes."""
     try:
         check_matches(expected, given, store=store)
     except SpecMismatchError as error:

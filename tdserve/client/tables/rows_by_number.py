@@ -58,7 +58,7 @@ class _FoundRows(NamedTuple):
         return pad_built(whole, pad, self.stored)
 
 
-@leave_modes_in_calls  # whoever iterates over rows is in modes of its own
+@leave_modes_in_calls  # a caller that iterates over rows is in modes of its own
 class RowsByNumber:
     """Live rows of a table, which are read by number. Threads: safe.
 

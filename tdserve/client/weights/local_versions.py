@@ -61,7 +61,7 @@ def map_version(
     Args:
         path: Its file.
         spec: Its structure.
-        part: What the caller wants of it: all or some leaves, with the same dtypes, or with others to which they are
+        part: What the caller asked for: all or some leaves, with the same dtypes, or with others to which they are
             converted while they are copied.
         destination: The caller's ``out``; filled in any case.
         copy: False maps the file instead, which is not written again as long as any of the tensors exists.

@@ -27,7 +27,7 @@ from tdserve.structure.trees.version_subset import FLOATING
 
 class VersionDestination(Destination):
     """An ``out=`` that is filled with a version, without the extra state of its modules if it has none itself; what
-    refuses the version of a sharded trainer says what reads it."""
+    refuses the version of a sharded trainer names what reads it."""
 
     def _check(self, spec: Spec) -> None:
         if (SHARDED, "index") in spec.values_by_path and (SHARDED, "index") not in self._captured.spec.values_by_path:

@@ -17,7 +17,7 @@ class VersionPart(NamedTuple):
     """What a reader gets of a version.
 
     Attributes:
-        wanted: Structure of what it wants.
+        wanted: Structure that it asks for.
         sent: Structure of what comes: the same, with all non-tensor values of the version if one of them is wanted.
     """
 

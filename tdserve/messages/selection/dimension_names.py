@@ -26,7 +26,7 @@ def select_names(
     if names is None or all(name is None for name in names):
         return None
     canonical = selection.canonicalise(batch_size)
-    # A negative step names its dimension as a positive one does, and tensordict knows only the latter.
+    # A negative step names its dimension as a positive one does, and tensordict accepts only the latter.
     index = tuple(to_torch_item(_reverse_step(item)) for item in canonical.items)
     given: Any = list(names)  # tensordict's annotation omits that a dimension may be unnamed
     empty = TensorDict({}, batch_size=list(batch_size), names=given)

@@ -6,7 +6,7 @@ stay in place if they are neighbours, otherwise they come first. One addition, w
 with a negative step has NumPy's meaning.
 
 NumPy only, since control uses it; ``torch_selection`` applies selections to leaves. This file reads no content and
-knows no store.
+refers to no store.
 """
 
 from __future__ import annotations

@@ -179,7 +179,9 @@ def _read_patterns(what: str, given: Any) -> tuple[str, ...]:
 def _read_expiry(what: str, given: Any) -> float:
     """Returns a moment, seconds since the epoch. A date begins at midnight; without a time zone it is UTC."""
     if isinstance(given, str):
-        with_offset = given.removesuffix("Z") + "+00:00" if given.endswith("Z") else given  # Python 3.10 knows no Z
+        with_offset = (
+            given.removesuffix("Z") + "+00:00" if given.endswith("Z") else given
+        )  # Python 3.10 does not parse Z
         try:
             given = datetime.fromisoformat(with_offset)
         except ValueError:

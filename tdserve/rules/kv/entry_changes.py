@@ -62,7 +62,7 @@ def compute_begin(uid: str, *, former_version: int, num_shards: int) -> int:
 
 
 class Header(NamedTuple):
-    """What a store knows about an entry.
+    """What a store keeps about an entry.
 
     Attributes:
         version: Its version.

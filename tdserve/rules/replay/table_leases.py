@@ -40,7 +40,7 @@ class TableLeases:
         Args:
             generations: Lower halves, as in the lease: a row that has another one now is not the row that was leased.
             request: As in ``Leases.find_held``.
-            event: What the owner wants to do with them, for errors.
+            event: What the owner does with them, for errors.
 
         Raises:
             WrongStateError: After the last part: it does not hold all of them (of a named consumer: any of them).

@@ -132,7 +132,7 @@ class TokenRegister:
 
     def _warn_if_empty(self) -> None:
         if self._path is not None and len(self._table) == len(self._others):
-            who = "nobody" if self._plain is None else "nobody without the token of --token-file"
+            who = "no client" if self._plain is None else "no client without the token of --token-file"
             _log.warning("%s has no tokens: %s can connect", os.path.basename(self._path), who)
 
     def _read(self) -> TokenTable:

@@ -266,7 +266,7 @@ def find_or_refuse(stores: Stores, wanted: StoreRecord, spec: Spec, *, exists_ok
         spec: Requested structure; of one row for a replay table.
 
     Raises:
-        StoreExistsError: The store exists, and ``exists_ok`` is false or the error says what differs.
+        StoreExistsError: The store exists, and ``exists_ok`` is false or the error has the difference.
     """
     store = stores.find(wanted.name)
     if store is None:

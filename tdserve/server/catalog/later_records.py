@@ -88,7 +88,7 @@ def check_folder(folder: Path, record: StoreRecord, db: CatalogDB) -> None:
 
 def find_other_structure(folder: Path, record: StoreRecord, db: CatalogDB) -> int | None:
     """Returns the number of the structure that the files of a store have, if it is neither the catalog's nor about to
-    become that; None if it is, or nothing tells. Raises CorruptDataError if what is about to change is damaged."""
+    become that; None if it is, or that is unknown. Raises CorruptDataError if what is about to change is damaged."""
     if record.packed or KINDS[record.kind].has_versions:
         return None
     try:

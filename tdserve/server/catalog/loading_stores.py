@@ -1,4 +1,4 @@
-"""Stores that sessions fill for the first time: invisible to everybody else, and gone with their session."""
+"""Stores that sessions fill for the first time: invisible to all others, and gone with their session."""
 
 from __future__ import annotations
 

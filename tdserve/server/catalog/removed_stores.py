@@ -17,7 +17,7 @@ _log = logging.getLogger("tdserve.server")
 class RemovedStores:
     """Takes deleted stores away.
 
-    If the folder of one cannot be moved, for example since there is no room for another name, nobody sees the store,
+    If the folder of one cannot be moved, for example since there is no room for another name, no client sees the store,
     and its name stays taken until its files are removed, at the latest at a later start.
 
     Args:

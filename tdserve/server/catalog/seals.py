@@ -97,7 +97,7 @@ class SealedStores:
         self._sealed.pop(name, None)
 
     def find(self, name: str) -> Seal | None:
-        """Returns the seal of a store; None if it serves everybody."""
+        """Returns the seal of a store; None if it serves all requests."""
         return self._sealed.get(name)
 
     def list_of(self, session: int) -> list[str]:

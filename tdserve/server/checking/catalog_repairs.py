@@ -291,7 +291,7 @@ def remove_file(path: Path) -> str:
 
 
 class _CatalogCopy:
-    """The copy of the last sync, in a folder of its own, since LMDB wants a lock file beside it."""
+    """The copy of the last sync, in a folder of its own, since LMDB needs a lock file beside it."""
 
     def __init__(self, root: Root) -> None:
         self._path = root.synced_folder / COPY_FILE

@@ -191,7 +191,7 @@ def _is_run_damaged(root: Root) -> bool:
 
 
 def _describe_run(root: Root, *, is_orderly: bool) -> Finding:
-    """Returns the finding of a damaged record of the last run, which tells whether that ended in order."""
+    """Returns the finding of a damaged record of the last run, which shows whether that ended in order."""
     reason = "damaged: it does not tell whether the last server ended in order"
     if not is_orderly:
         return Finding("run.json", reason, remedy="the next server goes back to the last sync, and writes it again")

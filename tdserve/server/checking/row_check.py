@@ -176,7 +176,7 @@ def _check_changed(checked: CheckedRoot, record: StoreRecord, stored: Spec, fold
         elif own.startswith(COPY_FOLDER):
             remove = partial(remove_synced, folder / own)
             yield Finding(name, f"{reason}; it is a copy of what is elsewhere", record.name, repair=remove)
-        elif own in _SUMMED_FILES:  # that tells which rows are damaged, if any
+        elif own in _SUMMED_FILES:  # that shows which rows are damaged, if any
             yield Finding(name, reason, record.name, repair=lambda: "only rows that are damaged too use it")
         elif not own.startswith(("rows/", "extra/")):
             yield Finding(name, reason, record.name, remedy=UNSURE)
@@ -222,7 +222,7 @@ def _check_sums(
     Args:
         damaged_sums: What is wrong with the file of their checksums, of a server that ended in order; "": nothing.
             Unless that file would be as it was with the checksums of the rows as they are, those that do not match
-            theirs count as damaged: nothing tells which of both is.
+            theirs count as damaged: it is unknown which of both is.
     """
     folder = checked.root.store_folder(record.name)
     name = checked.get_name(folder / SYNCED_FILE)

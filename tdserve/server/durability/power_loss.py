@@ -1,7 +1,7 @@
 """Recovery from a loss of power: only what is known to have reached the disk counts.
 
 After a loss of power, any subset of the pages that were written since the last sync may be on the disk. Neither the
-catalog nor a generation can be trusted then, since nothing tells whether their pages are of one moment. So the catalog
+catalog nor a generation can be trusted then, since their pages may be of different moments. So the catalog
 is replaced by its copy of the last sync, and rows and versions count only if they prove to be unchanged. All of this
 can be repeated after a crash in the middle.
 """

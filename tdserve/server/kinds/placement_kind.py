@@ -28,7 +28,7 @@ def make_placement(name: str, placement: PlacementRecord) -> tuple[StoreRecord, 
 
 
 def read_placement(record: StoreRecord) -> PlacementRecord | None:
-    """Returns where a store is, if this record says that."""
+    """Returns where a store is, if this record has that."""
     return PlacementRecord.from_json(record.settings) if record.kind == PlacementKind.name else None
 
 

@@ -113,7 +113,7 @@ def _find_synced_rows(
     try:
         return find_whole(store)
     except TDServeError as error:
-        _log.warning("store %r: nothing tells which rows had reached the disk: %s", record.name, error)
+        _log.warning("store %r: it is unknown which rows had reached the disk: %s", record.name, error)
         return np.zeros(store.num_rows, np.bool_), np.zeros(store.num_rows + 1, np.int64)
 
 

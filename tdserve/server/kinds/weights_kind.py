@@ -58,7 +58,7 @@ class WeightsKind(StoreKind):
     def find_last_version(self, store: OpenedStore, db: CatalogDB) -> int:
         try:
             versions = store.versions or load_versions(db, store.record)
-        except TDServeError:  # nobody knows them
+        except TDServeError:  # they are unknown
             return store.record.former_version + STEP_AFTER_LOSS
         return versions.last_number
 

@@ -145,7 +145,7 @@ class RowWriteHold:
         Args:
             is_written: Whether the write was applied to them.
             is_untouched: Whether not a byte of them was written. Then they get back their last generation, of which
-                the sync knows the checksum: a damaged one does not become whole.
+                the sync has the checksum: a damaged one does not become whole.
             then: Called once they are readable, before another writer or a sample may have rows of a table.
         """
         store, table = self._store, self._store.table

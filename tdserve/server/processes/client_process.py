@@ -1,7 +1,7 @@
 """A process that the server starts for a task of its own, and that is an ordinary client of it.
 
 It is started once requests are served, and again whenever it dies. Its settings come as a line of JSON on its standard
-input (``tdserve.base.client_setup``), whose end tells it to end.
+input (``tdserve.base.client_setup``), on whose end it ends.
 """
 
 from __future__ import annotations

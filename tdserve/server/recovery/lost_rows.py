@@ -171,7 +171,7 @@ class LostRows:
         return reduce(or_, (each.rows for each in self.overwrites), RowSet.run(0, 0))
 
     def check(self, rows: RowSet, *, store: str, remedy: str = "write them again") -> None:
-        """Raises CorruptDataError if one of these rows is lost; ``remedy`` tells the caller what to do."""
+        """Raises CorruptDataError if one of these rows is lost; ``remedy`` is what the caller can do."""
         if not self.overwrites or not (lost := rows & self.row_set):
             return
         first = list_first(lost)

@@ -56,8 +56,8 @@ class Claiming:
         self._failures: WeakKeyDictionary[Table, SparseLog] = WeakKeyDictionary()
 
     def end_used_up(self, session: ClientSession, store: OpenedStore, num_rows: int) -> None:
-        """Ends the claim of a writer that asks for rows although it has one: what is left of it is less than it wants
-        now, and next in line.
+        """Ends the claim of a writer that asks for rows although it has one: what is left of it is less than it asks
+        for now, and next in line.
 
         A local client keeps a block that has enough rows, since it waits for a claim before it extends again. A data
         worker may not have seen its block yet: its sessions' next extends would come before this one.

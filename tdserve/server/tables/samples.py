@@ -341,7 +341,7 @@ class Samples:
             raise
         if len(drawn.plan.spent):
             await self._settle(store, map(store.get_table().samples.finish, drawn.parts), is_long=len(drawn.parts) > 1)
-        if done is None and call.asked.awaits_done:  # the content has gone over the channel, which says no more
+        if done is None and call.asked.awaits_done:  # the content that has gone over the channel is all
             return control_pb2.Done()
         return done
 

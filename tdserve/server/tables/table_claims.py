@@ -345,7 +345,7 @@ class TableClaim:
         self._finish_oldest(record)
 
     def _get_claimed(self, num_rows: int) -> Reservation:
-        """Returns the oldest rows that were claimed, which a record says are filled."""
+        """Returns the oldest rows that were claimed, which are filled according to a record."""
         reservation = self._pending[0] if self._pending else self._claim(num_rows)
         if len(reservation) != num_rows:
             raise RemoteProtocolError(expected=f"a record of {len(reservation)} rows", received=f"one of {num_rows}")

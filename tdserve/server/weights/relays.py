@@ -3,7 +3,7 @@ result.
 
 The rule is ``tdserve.rules.fanout``. This module sends its decisions to the clients and reports their messages to it.
 Content from a relay is accepted only if its checksums are those that the server has computed of the version: what a
-client says of content that it has got from the server counts for nobody else.
+client says of content that it has got from the server counts for no other client.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The files of versions: their paths, and their removal when nobody needs the version any more.
+"""The files of versions: their paths, and their removal when no reader needs the version any more.
 
 What a store leaves under way ends after it, and finds the next store of its name at the same path. So nothing of a
 store that is gone touches a file with a number: the next store counts from 1 too.
@@ -35,7 +35,7 @@ def abandon(store: OpenedStore, publishing: UnfinishedVersion) -> None:
 
 
 def retire_unread(store: OpenedStore, version: int) -> None:
-    """Retires a version's file if nobody reads the version: a reader may not have opened the file yet."""
+    """Retires a version's file if no session reads the version: a reader may not have opened the file yet."""
     if not store.waiters.is_gone and not store.get_versions().count_readers(version):
         retire(make_path(store, version))
 

@@ -216,12 +216,12 @@ class _FirstPages(NamedTuple):
         return max(self.newer.last_page + 1, 2) * self.page_nbytes
 
     def describe_order(self) -> str:
-        """Returns why nothing tells which records are the last; "" if that is known."""
+        """Returns why it is unknown which records are the last; "" if it is known."""
         lower, higher = self.older.transaction, self.newer.transaction
         if higher - lower <= 1 and not self.is_misleading:
             return ""
         pages = ", which their lists of free pages contradict" if self.is_misleading else ""
-        return f"transactions {lower} and {higher} as the last two{pages}: nothing tells which of them is damaged"
+        return f"transactions {lower} and {higher} as the last two{pages}: it is unknown which of them is damaged"
 
 
 def _read_first_pages(path: Path) -> _FirstPages | None:
@@ -285,10 +285,10 @@ def _prepare(path: Path, *, writable: bool) -> None:
     A file may lack its last pages and be whole: LMDB does not write those that one transaction has taken and freed.
 
     Raises:
-        CorruptDataError: Nothing tells which records are the last.
+        CorruptDataError: It is unknown which records are the last.
     """
     if not path.exists() or (found := _read_first_pages(path)) is None:
-        return  # LMDB says so itself
+        return  # LMDB raises that itself
     if reason := found.describe_order():
         raise CorruptDataError(path=str(path), expected="a whole file", actual=f"{reason}; see `tdserve check`")
     if writable and found.nbytes < found.needed_nbytes:

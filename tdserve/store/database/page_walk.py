@@ -1,4 +1,4 @@
-"""Follows a tree of an LMDB file from page to page, and says where it is broken, without LMDB.
+"""Follows a tree of an LMDB file from page to page, and finds where it is broken, without LMDB.
 
 LMDB trusts its pages: at one that is damaged it ends the process by an assertion, or reads memory that it does not
 have. Here every number is compared with its limits before it is followed. The pages are those of LMDB 0.9, as
@@ -59,7 +59,7 @@ _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Meta(NamedTuple):
-    """What one of the first two pages tells: which tree of records a transaction has made.
+    """Content of one of the first two pages: which tree of records a transaction has made.
 
     Attributes:
         magic: A number that all such pages have.
@@ -83,7 +83,7 @@ class Meta(NamedTuple):
 
     @property
     def page_nbytes(self) -> int:
-        """Bytes of a page, as the first one tells."""
+        """Bytes of a page, by the first one."""
         return int(_read_table(self.free_pages)["page_nbytes"])
 
 
@@ -233,7 +233,7 @@ class _Walk:
             kind: Flags of the table; all of ours have keys in the order of their bytes.
         """
         if int(table["flags"]) & _KINDS != kind:
-            raise _BrokenPageError(f"the record of {name} says that its keys have another order")
+            raise _BrokenPageError(f"the record of {name} has another order of keys")
         root, depth = int(table["root"]), int(table["depth"])
         found = {_BRANCH: 0, _LEAF: 0, _OVERFLOW: 0}
         num_entries = 0

@@ -75,7 +75,7 @@ def exchange_paths(path: Path, other: Path) -> bool:
 
 def write_at(fd: int, content: bytes | bytearray | memoryview, offset: int) -> None:
     """Writes all of a content at its place. The kernel may write less at a time: at a signal, or on a disk that gets
-    full, where only the next attempt says so.
+    full, where only the next attempt fails.
 
     Raises:
         OSError: There is no room for all of it.
@@ -98,7 +98,7 @@ def is_in_memory(path: Path) -> bool:
 
 
 def reserve_blocks(fd: int, nbytes: int) -> None:
-    """Reserves the room of a file that somebody else has made and may be writing: its content and size stay.
+    """Reserves the room of a file that another process has made and may be writing: its content and size stay.
 
     Does nothing where the file system cannot do that. ``os.posix_fallocate`` writes into each block there, and so over
     what others write.

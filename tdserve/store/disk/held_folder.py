@@ -1,4 +1,4 @@
-"""A folder that stays the same one while somebody works in it, whatever becomes of its name."""
+"""A folder that stays the same one while a process works in it, whatever becomes of its name."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def open_archive(place: str | os.PathLike[str]) -> Archive:
     if not text.strip():
         raise InvalidRequestError(argument="place", reason="it is empty")
     scheme, is_url, path = text.rpartition("://")
-    # fsspec would write its files readable to everybody, as far as the umask lets it.
+    # fsspec would write its files readable to all users, as far as the umask lets it.
     return _UrlArchive(text) if is_url and scheme not in _LOCAL_SCHEMES else _FolderArchive(Path(path))
 
 

@@ -138,7 +138,7 @@ def _read(path: Path, block: Block) -> bytes:
 
 
 def _is_hole(path: Path, block: Block) -> bool:
-    """Returns whether nothing was ever written into a block, as far as the file system knows: rows of a large table
+    """Returns whether nothing was ever written into a block, as far as the file system shows: rows of a large table
     that never came need not be read."""
     try:
         fd = os.open(path, _READ_FLAGS)

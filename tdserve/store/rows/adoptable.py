@@ -120,7 +120,7 @@ def read_folder(path: str, *, writable: bool, reserves: bool = False) -> FoundFo
         CorruptDataError: There is no such folder, or it is incomplete: the error names the leaf whose file is missing
             or shorter than its content.
         NotSupportedError: It contains something that a store cannot keep in place, or a file cannot be written; the
-            error says which, and why.
+            error has the key and the reason.
         InvalidSpecError: Its structure contradicts itself.
         InvalidRequestError: It may not be read.
         CapacityError: There is no room for a file.

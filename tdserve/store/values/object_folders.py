@@ -2,7 +2,7 @@
 
 An environment never returns pages to the disk. So at a start of the server, when no process writes, an environment with
 many free pages is copied into a new folder: ``objects`` becomes ``objects.1``, that ``objects.2``. The number in the
-generation file tells which folder counts. Raising it is the one step that replaces the old folder, and readers that
+generation file shows which folder counts. Raising it is the one step that replaces the old folder, and readers that
 still have the old one open see it there. LMDB's two files are never replaced within a folder: readers of the old
 environment and the writer of the new one would share one lock file.
 """

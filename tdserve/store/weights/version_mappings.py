@@ -177,7 +177,7 @@ def acquire(fd: int, *, writable: bool, path: FilePath) -> VersionMapping:
 
 
 def drop_unlinked() -> None:
-    """Forgets files that have been unlinked by any process, so that their space is freed once nobody uses them."""
+    """Forgets files that have been unlinked by any process, so that their space is freed once no process uses them."""
     with _lock:
         for inode, mapping in list(_mappings.items()):
             if os.fstat(mapping.fd).st_nlink == 0:

@@ -71,7 +71,7 @@ def write_node(node: Node, message: spec_pb2.Node, *, is_sorted: bool) -> None:
 def _write_entry(entry: Entry, message: spec_pb2.Entry, *, is_sorted: bool) -> None:
     if isinstance(entry, TensorLeaf):
         leaf = message.tensor
-        leaf.dtype = WIRE[entry.dtype]  # type: ignore[assignment]  # the stub wants the enum's wrapper, an int is one
+        leaf.dtype = WIRE[entry.dtype]  # type: ignore[assignment]  # the stub asks for the enum's wrapper, an int is one
         leaf.shape.extend(entry.shape)
         leaf.kind = TENSOR_KINDS[entry.kind]  # type: ignore[assignment]  # as above
         leaf.requires_grad = entry.requires_grad

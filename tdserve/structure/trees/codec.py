@@ -55,7 +55,7 @@ _MAX_CLASS_NAME = 1000
 
 
 def compute_order(spec: Spec) -> bytes:
-    """Returns what tells a structure from others with its fingerprint, whose keys are in another order."""
+    """Returns what distinguishes a structure from others with its fingerprint, whose keys are in another order."""
 
     def make() -> bytes:
         return hashlib.sha256(encode(spec).SerializeToString(deterministic=True)).digest()

@@ -90,7 +90,7 @@ def test_commands_when_they_fail_then_exit_codes_differ(
     with tdserve.Server(tmp_path / "root", token_file=str(tmp_path / "token")) as closed:
         assert main(["stats", "--address", closed.address]) == REFUSED
         shown = capsys.readouterr().err
-        assert "wants a token, and none was given" in shown
+        assert "needs a token, and none was given" in shown
         assert all(way in shown for way in ("--token-file", "TDSERVE_TOKEN_FILE", "TDSERVE_TOKEN"))
         assert main(["stats", "--address", closed.address, "--token-file", str(tmp_path / "none")]) == REFUSED
     assert capsys.readouterr().out == ""

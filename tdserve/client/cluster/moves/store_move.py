@@ -179,7 +179,7 @@ def _move_part(
 
 def _find_parts(directory: Directory, whole: str, record: PlacementRecord, deadline: Deadline) -> tuple[int, ...]:
     """Finds the servers of all parts of a store, of which the record may be older; a part that no server shows now is
-    where the record says."""
+    where the record has it."""
     places = [directory.find_again(name_part(whole, shard), deadline) for shard in range(record.num_shards)]
     return tuple(known if place is None else place.server for place, known in zip(places, record.servers, strict=True))
 

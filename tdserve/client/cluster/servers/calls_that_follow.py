@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 def call_and_follow(
     call: Callable[[], _Result], look_again: Callable[[ConnectError], bool], deadline: Deadline
 ) -> _Result:
-    """Makes a call. While nobody listens where the store was known to be, and nothing was sent, it is made again.
+    """Makes a call. While no server listens where the store was known to be, and nothing was sent, it is made again.
 
     Args:
         call: Makes the call at the server that is known to have the store.

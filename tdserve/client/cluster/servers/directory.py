@@ -222,7 +222,7 @@ class Directory:
     def call_there(
         self, name: str, place: Place, call: Callable[[Client], _Result], deadline: Deadline
     ) -> tuple[_Result, Place]:
-        """Calls the client of the server that has a store. While nobody listens there, and nothing was sent, it is
+        """Calls the client of the server that has a store. While no server listens there, and nothing was sent, it is
         looked for again: it may have moved before its server ended. Returns the answer, and the place that gave it."""
 
         def look_again(error: ConnectError) -> bool:

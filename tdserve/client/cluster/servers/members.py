@@ -118,7 +118,7 @@ class Members:
         """Waits until a server listens.
 
         Raises:
-            ConnectError: None did in time; the error says why, for each.
+            ConnectError: None did in time; the error has the reason of each.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:

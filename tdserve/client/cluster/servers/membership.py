@@ -1,4 +1,4 @@
-"""The servers of a cluster by number, from what knows them: a list, DNS, or Ray."""
+"""The servers of a cluster by number, from one of three sources: a list, DNS, or Ray."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Membership(ABC):
     Attributes:
         text: As given to ``tdserve.connect``.
         num_servers: All of them, alive or not.
-        token: Token of all servers, once one was found, if what knows them keeps it.
+        token: Token of all servers, once one was found, if the source of their list keeps it.
     """
 
     text: str

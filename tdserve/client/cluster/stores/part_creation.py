@@ -109,7 +109,7 @@ def create_parts(
                 _take_back(cluster, name, uid, made, copies)
         raise
     if lost and not (exists and made_at):
-        raise min(lost.values(), key=lambda each: isinstance(each, ConnectError))  # which says that nothing was sent
+        raise min(lost.values(), key=lambda each: isinstance(each, ConnectError))  # by which nothing was sent
     owner = placement.owner
     if placement.is_copy and owner in made_at and name not in cluster.members.get(owner):  # its disk was lost
         create_record(cluster.members.get(owner), name, replace(placement, copy_at=None))

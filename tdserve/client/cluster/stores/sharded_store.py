@@ -211,8 +211,8 @@ class ShardedStore:
         raise note_elsewhere(failure, done, sorted(found))
 
     def ask_part(self, shard: int, call: Callable[[Any], _Result], deadline: Deadline | None = None) -> _Result:
-        """Calls a part; its errors name the store. Other errors as in ``SharedParts.get_part``. While nobody listens at
-        its server, and nothing was sent, it is looked for again: it may have moved before.
+        """Calls a part; its errors name the store. Other errors as in ``SharedParts.get_part``. While its
+        server does not listen, and nothing was sent, it is looked for again: it may have moved before.
 
         Args:
             call: Gets the handle; what it is not given a timeout for ends by the deadline.

@@ -26,7 +26,7 @@ from tdserve.structure.building.array_views import to_arrays
 
 
 class ShardWrites:
-    """Writes rows to one shard, or to another one in its place, as the table says. Threads: safe.
+    """Writes rows to one shard, or to another one in its place, as the table's settings allow. Threads: safe.
 
     Args:
         cluster: The servers.
@@ -56,7 +56,7 @@ class ShardWrites:
                 raise members.explain_not_asked(server, f"which has shard {shard} of {self._store.name!r}")
 
     def write(self, shard: int, deadline: Deadline, call: Callable[[Any], Any]) -> Any:
-        """Writes to a part, or as the table says while its server does not answer; returns numbers of the whole table.
+        """Writes to a part, or to another while its server does not answer; returns row numbers of the whole table.
 
         Only an attempt of which nothing was sent is followed by another; one that continues in the background is
         followed by none.
@@ -76,7 +76,7 @@ class ShardWrites:
         failure: TransportError | ShardLostError | None = None
         with within(deadline):
             self._store.parts.find_moved_parts()
-        # The rows of a key stay together, whoever writes them.
+        # The rows of a key stay together, whichever client writes them.
         salt = b"" if self._store.placement.shard_by else self._identity[1]
         tried = list_shards_to_try(shard, self._store.num_shards, on_loss, salt=salt)
         for number in tried:

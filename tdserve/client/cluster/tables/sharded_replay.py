@@ -111,12 +111,12 @@ class ShardedReplayHandle(ShardedTable):
         return self._build(drawn)
 
     def _build(self, drawn: list[DrawnPart]) -> Any:
-        """Returns the rows of all parts in the form that the caller wants."""
+        """Returns the rows of all parts in the form that the caller asked for."""
         query = drawn[0].query
         return query.hand_over(to_device(self._draws.join(drawn).build(), query.device))
 
     def _take_all(self, queries: Callable[[Any], Query], num_rows: int, deadline: Deadline) -> Any:
-        """Takes rows and acknowledges them when they are in the form that the caller wants, so that those of a call
+        """Takes rows and acknowledges them when they are in the form that the caller asked for, so that those of a call
         that raises are given back; takes others for those that it cannot acknowledge."""
         taken: list[DrawnPart] = []
         found = None

@@ -216,7 +216,7 @@ class ShardedTable(ShardedStore):
     def extend_shard(
         self, shard: int, captured: Sequence[Captured], annotations: RowAnnotations, timeout_s: float | None
     ) -> Any:
-        """Writes captured rows to a shard, or as the table says while its server does not answer."""
+        """Writes captured rows to a shard, or to another while its server does not answer."""
         deadline = self.make_deadline(timeout_s)
         return self._writes.write(shard, deadline, lambda part: part.extend_captured(captured, annotations))
 

@@ -189,7 +189,7 @@ class StoreDescription:
         """Returns the structure as a ``torchrl.data.Composite``.
 
         Raises:
-            NotSupportedError: torchrl is not installed; the error says how to install it.
+            NotSupportedError: torchrl is not installed; the error has the command that installs it.
         """
         return structure_text.make_composite(self.spec.root)
 

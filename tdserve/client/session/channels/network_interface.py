@@ -40,7 +40,7 @@ def find_offered_address(hosts: Iterable[str], own: str, *, beyond: Sequence[str
         beyond: Addresses; otherwise the interface on the route to one of them is offered.
 
     Raises:
-        ConnectError: There is no such interface; the error says what to set.
+        ConnectError: There is no such interface; the error names the setting.
     """
     if read_client_interface() is not None or not _is_loopback(own) or set(hosts) <= {socket.gethostname()}:
         return own

@@ -150,7 +150,7 @@ class Query:
         )
 
     def hand_over(self, rows: Any) -> Any:
-        """Returns rows in the form that the caller wants."""
+        """Returns rows in the form that the caller asked for."""
         return to_arrays(rows) if self.is_numpy else rows
 
     def make_layout(self, num_rows: int) -> Layout:
@@ -439,7 +439,7 @@ def _draw_here(mover: ClientMover, query: Query, num_rows: int) -> Content | Non
 
 
 def _draw_without_request(client: SessionClient, query: Query, num_rows: int) -> Sampled | None:
-    """Draws rows in this process; None if that is not possible, or fails: a request says why.
+    """Draws rows in this process; None if that is not possible, or fails: a request gets the reason.
 
     Raises:
         CorruptDataError: A row is damaged. A request would draw others, and hide that.

@@ -65,7 +65,7 @@ class TakenBatches:
                 self._wait_again(error, deadline)
         try:
             rows = to_device(held.rows, self._device)
-        except BaseException:  # nobody has seen them, and the next call acknowledges what was returned
+        except BaseException:  # they were not returned, and the next call acknowledges what was returned
             held.give_back_later()
             raise
         self._held = held

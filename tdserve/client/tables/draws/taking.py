@@ -64,7 +64,7 @@ def take_rows(client: SessionClient, query: Query, num_rows: int, deadline: Dead
 
 
 def take_and_acknowledge(client: SessionClient, query: Query, num_rows: int, deadline: Deadline) -> Any:
-    """Takes rows, gives them the form that the caller wants, and acknowledges them when only the return is left.
+    """Takes rows, gives them the form that the caller asked for, and acknowledges them when only the return is left.
 
     Rows of a call that raises are given back. It takes others if the lease has ended in the meantime, as with a restart
     of the server. Errors as in ``take_sampled``.
@@ -302,7 +302,7 @@ class LeaseBlock(ABC):
     def rows(self) -> Any:
         """The tensordict, or dict of arrays. From now on the caller must acknowledge the rows or give them back."""
         rows = self._query.hand_over(self._content)
-        self._unseen.detach()  # only now: rows that nobody has are given back
+        self._unseen.detach()  # only now: rows that were not returned are given back
         return rows
 
     def __enter__(self) -> Any:

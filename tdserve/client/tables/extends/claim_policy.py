@@ -48,7 +48,7 @@ class ClaimRequest:
     """A request for a claim, which is sent together with an extend.
 
     Attributes:
-        num_rows: Rows that the writer wants in advance.
+        num_rows: Rows that the writer asks for in advance.
         session: The session that sent it last.
     """
 

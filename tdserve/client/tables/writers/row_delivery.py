@@ -44,7 +44,7 @@ class Delivery:
 
     Args:
         table: The table.
-        batch: Rows that the owner of the writer wants to send together.
+        batch: Rows that the owner of the writer sends together.
         num_joined: Rows that are worth sending together.
     """
 

@@ -212,7 +212,7 @@ class ReplayWriter:
         """Sends the appended rows, and waits until they are stored.
 
         Raises:
-            DeadlineExceededError: They were not stored in time; they are still under way. The error says how many.
+            DeadlineExceededError: They were not stored in time; they are still under way. The error has their number.
             WriterFailedError, ClosedError: As ``append``.
         """
         self._sender.flush(self._make_deadline(timeout_s))

@@ -299,7 +299,7 @@ class Ring:
         """
         for part in parts:  # thousands of a long extend
             if self._open.get(part.num) is not part:
-                self._close(part, "joining")  # which says why it cannot
+                self._close(part, "joining")  # which has the reason
             del self._open[part.num]
             self._num_reserved -= len(part.rows)
         return self._register(rows, NO_ROWS)

@@ -17,8 +17,8 @@ number  writer   meaning
 16..    readers  rows that they have drawn by themselves, one number per reader
 ======  =======  ===================================================================
 
-Whether a row is live only its generation tells. So a number that is a moment old makes no reader draw a row that it may
-not have; at worst the reader asks control without need.
+Only the generation of a row shows whether it is live. So a number that is a moment old makes no reader draw a row that
+it may not have; at worst the reader asks control without need.
 """
 
 from __future__ import annotations

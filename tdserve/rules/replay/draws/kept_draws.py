@@ -22,7 +22,7 @@ MAX_KEPT_DRAWS = 16
 """Most draws that a table keeps: ranks that prefetch steps, and one that was restarted behind them, find theirs."""
 
 MAX_RUNS = 16
-"""Most runs whose horizons a table knows: those that have drawn last."""
+"""Most runs whose horizons a table keeps: those that have drawn last."""
 
 BEFORE_FIRST = -1
 """The horizon of a run of which no step is forgotten."""

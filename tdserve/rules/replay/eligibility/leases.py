@@ -16,7 +16,7 @@ from tdserve.rules.replay.eligibility.lease_ends import LeaseEnds
 _NONE = 0
 
 ACKNOWLEDGING = "acknowledging rows"
-"""What an owner wants to do with its rows, for errors; or:"""
+"""What an owner does with its rows, for errors; another is:"""
 
 RENEWING = "renewing the lease of rows"
 
@@ -116,7 +116,7 @@ class Leases:
 
         Raises:
             WrongStateError: The owner does not hold all of them: it never did, has already ended their leases, or they
-                were forgotten. The error says how many. Nothing was changed.
+                were forgotten. The error has their number. Nothing was changed.
         """
         rows = sort_unique(rows)
         is_held = self.find_held(owner, rows, consumer)

@@ -285,7 +285,7 @@ class SliceSelector(Selector):
         try:
             return self._get_length(num_rows) not in self._starts
         except InvalidRequestError:
-            return False  # the draw says why
+            return False  # the draw raises the reason
 
     def prepare(self, num_rows: int) -> Search | None:
         """See :class:`~tdserve.rules.replay.samplers.selector.Selector`."""

@@ -74,7 +74,7 @@ def test_root_when_more_has_changed_than_that_byte_and_no_copy_then_nothing_is_c
     damaged = path.read_bytes()
     report = check_root(root, repairs=True)
     (found,) = (each for each in report.findings if each.path == "stores/entries/objects/data.mdb")
-    assert "nothing tells which of them is damaged" in found.reason
+    assert "it is unknown which of them is damaged" in found.reason
     assert report.num_damaged == 1
     assert path.read_bytes() == damaged
 
@@ -126,7 +126,7 @@ def test_environment_when_its_newest_number_is_lowered_then_refused_also_without
     number = int.from_bytes(content[at : at + 8], "little")
     content[at : at + 8] = (number - lowered).to_bytes(8, "little")
     path.write_bytes(content)
-    assert "nothing tells which of them is damaged" in find_damage(path)
+    assert "it is unknown which of them is damaged" in find_damage(path)
     (root / "synced/sums.json").unlink()
     assert any(each.path == name for each in check_root(root).findings)
 
