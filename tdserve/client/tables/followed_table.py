@@ -18,7 +18,7 @@ from tdserve.client.session.by_address import ByAddress, OfProcess
 from tdserve.client.session.catalog.description import StoreDescription
 from tdserve.client.session.requests.outgoing import WriteTarget
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.tables.draws.sampling import Query
+from tdserve.client.tables.draws.query import Query
 from tdserve.client.tables.extends.extend_coalescer import ExtendCoalescer
 from tdserve.client.tables.extends.given_rows import suggest_form
 from tdserve.client.tables.new_leaves import check_leaves

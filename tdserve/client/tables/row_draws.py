@@ -11,7 +11,7 @@ from tdserve.base.integers import check_integer
 from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.tables.draws.draw_arguments import NO_CONDITIONS, Conditions
-from tdserve.client.tables.draws.sampling import Query
+from tdserve.client.tables.draws.query import Query
 from tdserve.client.tables.draws.share import Share
 from tdserve.client.tables.draws.taken_batches import TakenBatches
 from tdserve.client.tables.draws.taking import Taken, take_rows

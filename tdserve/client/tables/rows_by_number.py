@@ -23,7 +23,7 @@ from tdserve.client.session.requests.client_mover import WantedRows
 from tdserve.client.session.requests.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS
-from tdserve.client.tables.draws.sampling import build_rows
+from tdserve.client.tables.draws.sampled import build_rows
 from tdserve.client.tables.followed_table import FollowedTable
 from tdserve.client.tables.shaped_rows import check_row_index, make_ragged_error, shape_rows
 from tdserve.client.tables.table_counts import ask_counts

@@ -24,7 +24,7 @@ from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.change_requests import ask_sequences, change, encode_deletion
 from tdserve.client.tables.conditional_update import check_values, find_generations, write_same
 from tdserve.client.tables.draws.draw_arguments import NO_CONDITIONS, Conditions
-from tdserve.client.tables.draws.sampling import Query
+from tdserve.client.tables.draws.query import Query
 from tdserve.client.tables.followed_table import FollowedTable
 from tdserve.client.tables.new_leaves import add_leaves, find_lacking
 from tdserve.client.tables.new_table import capture_row

@@ -11,7 +11,8 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.client.cluster.tables import shard_shares
-from tdserve.client.tables.draws.sampling import Query, draw_whole_rows
+from tdserve.client.tables.draws.query import Query
+from tdserve.client.tables.draws.sampling import draw_whole_rows
 
 pytestmark = pytest.mark.integration
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.tables.draws.sampling import Query, Sampled
+from tdserve.client.tables.draws.query import Query
+from tdserve.client.tables.draws.sampled import Sampled
 from tdserve.rules.replay.samplers.sampler import Sampler
 from tdserve.rules.shard_division import ShardScale
 

@@ -24,7 +24,9 @@ from tdserve.client.cluster.tables.shard_masses import ask_mass
 from tdserve.client.cluster.tables.sharded_table import ShardedTable
 from tdserve.client.session.calls.call_conditions import is_passing, may_repeat
 from tdserve.client.session.calls.call_deadline import within
-from tdserve.client.tables.draws.sampling import Query, Sampled, draw_whole_rows
+from tdserve.client.tables.draws.query import Query
+from tdserve.client.tables.draws.sampled import Sampled
+from tdserve.client.tables.draws.sampling import draw_whole_rows
 from tdserve.client.tables.draws.taking import (
     Lease,
     compute_give_back_s,

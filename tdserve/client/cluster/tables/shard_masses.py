@@ -9,7 +9,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.client.session.calls.timeouts import compute_answer_timeout_s
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
-from tdserve.client.tables.draws.sampling import Query
+from tdserve.client.tables.draws.query import Query
 from tdserve.client.tables.table_policy import add_policy_news
 from tdserve.rules.shard_division import ShardMass
 

@@ -23,7 +23,8 @@ from tdserve.client.cluster.tables.shard_masses import ask_mass
 from tdserve.client.cluster.tables.sharded_table import ShardedTable
 from tdserve.client.session.calls.call_conditions import may_repeat
 from tdserve.client.session.calls.call_deadline import within
-from tdserve.client.tables.draws.sampling import Query, draw_whole_rows
+from tdserve.client.tables.draws.query import Query
+from tdserve.client.tables.draws.sampling import draw_whole_rows
 from tdserve.client.tables.draws.share import Share
 from tdserve.rules.lost_servers import PATIENCE_S
 from tdserve.rules.placement import name_splits

@@ -29,7 +29,7 @@ from tdserve.client.tables.draws.draw_arguments import (
     check_ahead,
     check_num_rows,
 )
-from tdserve.client.tables.draws.sampling import Query
+from tdserve.client.tables.draws.query import Query
 from tdserve.client.tables.draws.share import Share, parse_table_share
 from tdserve.client.tables.draws.taken_batches import TakenBatches
 from tdserve.client.tables.draws.taking import acknowledge, give_back_later, name_rows, to_numbers

@@ -2,8 +2,9 @@
 
 Read from the top; each imports only those before it:
 
-1. ``share`` (one rank's part of a draw) and ``draw_arguments``: what callers ask for.
-2. ``sampling``: a sample, from its request to its rows. ``taking``: rows on lease, until they are acknowledged.
+1. ``share`` (one rank's part of a draw), ``draw_arguments`` and ``query``: what callers ask for.
+2. ``sampled``: rows on their way to the caller. ``sampling``: a sample, from its request to its rows. ``taking``: rows
+   on lease, until they are acknowledged.
 3. ``batches_ahead``: a thread that makes batches before they are asked for; ``batches`` of samples, and
    ``taken_batches`` of rows on lease, iterate over them.
 """

@@ -40,7 +40,8 @@ from tdserve.client.tables.draws.batches_ahead import (
     take_prefetched,
 )
 from tdserve.client.tables.draws.draw_arguments import Ahead
-from tdserve.client.tables.draws.sampling import Asked, Query, RenewQuery, ask, receive_sample, replace_torn
+from tdserve.client.tables.draws.query import Query, RenewQuery
+from tdserve.client.tables.draws.sampling import Asked, ask, receive_sample, replace_torn
 from tdserve.client.tables.table_policy import ask_versions_in_time, find_oldest_version
 
 REQUESTS_UNDER_WAY = 2

@@ -29,7 +29,9 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.tables.change_requests import change
 from tdserve.client.tables.draws.draw_arguments import check_lease_s
-from tdserve.client.tables.draws.sampling import LeaseGrant, Query, Sampled, ask, receive_sample
+from tdserve.client.tables.draws.query import Query
+from tdserve.client.tables.draws.sampled import LeaseGrant, Sampled
+from tdserve.client.tables.draws.sampling import ask, receive_sample
 from tdserve.client.tables.row_arguments import is_batch, to_generations, to_row_numbers
 from tdserve.messages.content import GENERATION_KEY, INDEX_KEY
 from tdserve.messages.row_numbers import encode_few_bytes

@@ -13,7 +13,9 @@ from tensordict import NonTensorData, TensorDict
 import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, NotSupportedError, StoreNotFoundError, TransferAbortedError
-from tdserve.client.tables.draws.sampling import Query, Sampled, ask, receive_sample, replace_torn
+from tdserve.client.tables.draws.query import Query
+from tdserve.client.tables.draws.sampled import Sampled
+from tdserve.client.tables.draws.sampling import ask, receive_sample, replace_torn
 from tdserve.structure.captures.capture import capture
 from tests.unit.client.flat_content import rows_content
 

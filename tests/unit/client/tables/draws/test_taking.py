@@ -19,7 +19,7 @@ from tdserve.base.errors import (
     RemoteProtocolError,
     WrongStateError,
 )
-from tdserve.client.tables.draws import sampling, taken_batches, taking
+from tdserve.client.tables.draws import query, taken_batches, taking
 from tdserve.client.tables.draws.sampling import receive_sample
 from tests.processes import wait_for
 
@@ -187,7 +187,7 @@ def test_take_when_rows_cannot_be_shown_as_asked_then_they_are_given_back(
         raise MemoryError
 
     batches, taken = queue.batches(2, numpy=True), queue.take(1, numpy=True)
-    monkeypatch.setattr(sampling, "to_arrays", fail)
+    monkeypatch.setattr(query, "to_arrays", fail)
     show = batches.__next__ if is_iterated else taken.__enter__
     with pytest.raises(MemoryError):
         show()
