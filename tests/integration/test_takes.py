@@ -9,7 +9,7 @@ import torch
 
 import tdserve
 from tdserve.client.session.calls.cancellation import Cancellation
-from tdserve.client.tables.draws import sampling
+from tdserve.client.tables.draws import query
 from tests.integration.numbered_rows import LARGE, SMALL, numbers, rows
 from tests.processes import wait_for
 
@@ -121,7 +121,7 @@ def test_sample_when_its_rows_cannot_be_given_the_form_that_was_asked_for_then_t
     table = client.create_replay(name, rows(0)[0], 8)
     table.extend(rows(0, 1))
     with monkeypatch.context() as patch:
-        patch.setattr(sampling, "to_arrays", run_out_of_memory)
+        patch.setattr(query, "to_arrays", run_out_of_memory)
         with pytest.raises(MemoryError):
             table.sample(2, consumer="trainer", numpy=True)
     assert sorted(numbers(table.sample(2, consumer="trainer"))) == [0, 1]

@@ -11,7 +11,7 @@ import torch
 import tdserve
 from tdserve.base.errors import ClosedError, DeadlineExceededError, EndOfStreamError, WrongStateError
 from tdserve.client.cluster.tables.sharded_batches import ShardedTaken
-from tdserve.client.tables.draws import sampling
+from tdserve.client.tables.draws import query
 from tests.integration.cluster.filling import SIZES, fill_unequally, rows
 from tests.integration.rests import at_rest
 
@@ -61,7 +61,7 @@ def test_sample_when_rows_of_several_shards_cannot_be_given_their_form_then_the_
     table = client.create_replay(name, rows(1)[0], 300, shards="all")
     fill_unequally(table)
     with monkeypatch.context() as patch:
-        patch.setattr(sampling, "to_arrays", run_out_of_memory)
+        patch.setattr(query, "to_arrays", run_out_of_memory)
         with pytest.raises(MemoryError):
             table.sample(60, consumer="trainer", numpy=True)
     assert sorted(table.sample(sum(SIZES), consumer="trainer")["number"].tolist()) == list(range(sum(SIZES)))
