@@ -31,10 +31,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.base.errors import CorruptDataError, InvalidRequestError, TooLargeError, WrongStateError
+from tdserve.base.errors import CorruptDataError, InvalidRequestError, TooLargeError
 from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, Rows
 from tdserve.messages.row_sets import RowSet
-from tdserve.rules.replay.allocation.reservation import Reservation
+from tdserve.rules.replay.allocation.reservation import Reservation, Reservations
 from tdserve.rules.replay.allocation.row_pins import RowPins
 from tdserve.rules.replay.allocation.rows_in_line import RowsInLine
 from tdserve.rules.replay.allocation.shared_numbers import SharedNumbers
@@ -90,8 +90,7 @@ class Ring:
         self._shared = SharedNumbers() if shared is None else shared
         self._first_generation = first_generation
         self._generations: Rows = np.asarray(generations)  # the plain array of a memmap: indexing is twice as fast
-        self._open: dict[int, Reservation] = {}
-        self._quarantined: dict[int, Reservation] = {}
+        self._reservations = Reservations()
         self._in_line = RowsInLine()
         self._is_held = np.zeros(capacity, np.bool_)
         self._num_held = 0
@@ -100,8 +99,7 @@ class Ring:
         self.pins = RowPins(capacity)
         self.num_left_held = 0
         self._num_live = 0
-        self._num_reserved = 0
-        self._next_num = 1
+        self._num_leaving = 0  # left while they were held
         self._shared.set_used(0)
 
     @classmethod
@@ -149,8 +147,7 @@ class Ring:
         for rows in now_reserved:
             kept = rows[is_odd[rows]]
             is_odd[kept] = False
-            reservation = ring._register(kept, NO_ROWS)
-            ring._quarantined[reservation.num] = ring._open.pop(reservation.num)
+            ring.quarantine(ring._reservations.open(kept, NO_ROWS))
         held = held[is_odd[held]]
         is_odd[held], ring._is_held[held] = False, True
         ring._num_held = len(held)
@@ -165,7 +162,7 @@ class Ring:
         return self._num_live + self._num_held
 
     def __repr__(self) -> str:
-        written = f"{self._num_live} of {self.capacity} live, {self._num_held} held, {self._num_reserved} reserved"
+        written = f"{self._num_live} of {self.capacity} live, {self._num_held} held, {self.num_reserved} reserved"
         return f"<Ring {written}, {self.num_holes} holes, cursor {self.cursor}>"
 
     @property
@@ -184,7 +181,7 @@ class Ring:
     @property
     def num_reserved(self) -> int:
         """Number of rows that writers are filling, that are quarantined, or that left while they were held."""
-        return self._num_reserved
+        return self._reservations.num_rows + self._num_leaving
 
     @property
     def num_holes(self) -> int:
@@ -194,7 +191,7 @@ class Ring:
     @property
     def num_free(self) -> int:
         """Number of rows that a writer may have without evicting a live one."""
-        return self.capacity - len(self) - self._num_reserved
+        return self.capacity - len(self) - self.num_reserved
 
     @property
     def num_used(self) -> int:
@@ -204,7 +201,7 @@ class Ring:
     @property
     def quarantined(self) -> tuple[Reservation, ...]:
         """Reservations of writers that are silent and not proved gone, oldest first."""
-        return tuple(self._quarantined.values())
+        return self._reservations.quarantined
 
     def list_live_rows(self) -> Rows:
         """Returns the row numbers that may be read, sorted."""
@@ -255,7 +252,7 @@ class Ring:
             raise InvalidRequestError(argument="num_rows", reason=f"{num_rows} is not at least 1")
         if num_rows > self.capacity:
             raise TooLargeError(what="rows of one write", asked=num_rows, free=self.capacity)
-        num_taken = self._num_reserved + self._num_held + self.num_promised + len(self.pins)  # held ones perhaps twice
+        num_taken = self.num_reserved + self._num_held + self.num_promised + len(self.pins)  # held ones perhaps twice
         return num_rows <= self.capacity - num_taken
 
     def reserve(self, num_rows: int) -> Reservation | None:
@@ -280,7 +277,7 @@ class Ring:
             evicted = np.concatenate((evicted, evicted_too)) if len(evicted) else evicted_too
             rows = np.concatenate((rows, following)) if len(rows) else following
         self._num_live -= len(evicted)
-        return self._register(rows, evicted)
+        return self._reservations.open(rows, evicted)
 
     def _hide_evicted(self, rows: Rows) -> Rows:
         """Makes rows odd that were live or never used; returns those that were live."""
@@ -298,24 +295,21 @@ class Ring:
             rows: Their rows, concatenated.
         """
         for part in parts:  # thousands of a long extend
-            if self._open.get(part.num) is not part:
-                self._close(part, "joining")  # which has the reason
-            del self._open[part.num]
-            self._num_reserved -= len(part.rows)
-        return self._register(rows, NO_ROWS)
+            self._reservations.close(part, "joining")
+        return self._reservations.open(rows, NO_ROWS)
 
     def split(self, reservation: Reservation, num_rows: int) -> tuple[Reservation, Reservation | None]:
         """Splits an open reservation in two: its first rows, and the others, if there are any."""
         if num_rows >= len(reservation):
             return reservation, None
-        self._close(reservation, "splitting")
+        self._reservations.close(reservation, "splitting")
         first, others = np.split(reservation.rows, [num_rows])
-        return self._register(first, NO_ROWS), self._register(others, NO_ROWS)
+        return self._reservations.open(first, NO_ROWS), self._reservations.open(others, NO_ROWS)
 
     def reserve_holes(self) -> Reservation | None:
         """Reserves all rows that were given up, to clean up after them before :meth:`abort`; None if there are none."""
         holes = self._in_line.take_holes(self.num_holes)
-        return self._register(holes, NO_ROWS) if len(holes) else None
+        return self._reservations.open(holes, NO_ROWS) if len(holes) else None
 
     def count_claimable(self, num_rows: int, *, num_promised: int = 0) -> int:
         """Returns how many rows from the cursor on, up to ``num_rows``, a writer may claim in order.
@@ -361,7 +355,7 @@ class Ring:
         self._generations[rows] |= 1
         self._num_live -= len(evicted)
         self._move_cursor((self.cursor + len(rows)) % self.capacity)
-        return self._register(rows, evicted)
+        return self._reservations.open(rows, evicted)
 
     def promise(self, num_rows: int) -> Rows:
         """Promises the next rows to one writer, and returns them. They stay live until it claims them.
@@ -380,7 +374,7 @@ class Ring:
         self._generations[rows] |= 1
         self._num_live -= len(evicted)
         self._keep_promise(rows)
-        return self._register(rows, evicted)
+        return self._reservations.open(rows, evicted)
 
     def end_promise(self, rows: Rows) -> None:
         """Ends the promise of rows that were not claimed, in their order in the ring. They are next in line."""
@@ -403,9 +397,7 @@ class Ring:
         Raises:
             WrongStateError: The reservation is not quarantined. Nothing was changed.
         """
-        if self._quarantined.pop(reservation.num, None) is not reservation:
-            raise WrongStateError(state=f"reservation {reservation.num} is not quarantined", event="resuming it")
-        self._open[reservation.num] = reservation
+        self._reservations.resume(reservation)
 
     def commit(self, reservation: Reservation) -> Rows:
         """Makes the rows live, all of them at once for all users of this object.
@@ -416,7 +408,7 @@ class Ring:
         Raises:
             WrongStateError: The reservation is not open: committed, aborted or quarantined. Nothing was changed.
         """
-        self._close(reservation, "committing")
+        self._reservations.close(reservation, "committing")
         committed = self.compute_generations(reservation)
         self._generations[compact(reservation.rows)] = committed
         self._num_live += len(reservation)
@@ -437,7 +429,7 @@ class Ring:
         Raises:
             WrongStateError: The reservation is not open. Nothing was changed.
         """
-        self._close(reservation, "aborting")
+        self._reservations.close(reservation, "aborting")
         self._in_line.add_holes(reservation.rows)
 
     def quarantine(self, reservation: Reservation) -> None:
@@ -446,9 +438,7 @@ class Ring:
         Raises:
             WrongStateError: The reservation is not open. Nothing was changed.
         """
-        self._close(reservation, "quarantining")
-        self._quarantined[reservation.num] = reservation
-        self._num_reserved += len(reservation)
+        self._reservations.quarantine(reservation)
 
     def release(self, reservation: Reservation) -> None:
         """Ends a quarantine: the writer is proved gone. Its rows become holes.
@@ -456,10 +446,7 @@ class Ring:
         Raises:
             WrongStateError: The reservation is not quarantined. Nothing was changed.
         """
-        if self._quarantined.get(reservation.num) is not reservation:
-            raise WrongStateError(state=f"reservation {reservation.num} is not quarantined", event="releasing it")
-        del self._quarantined[reservation.num]
-        self._num_reserved -= len(reservation)
+        self._reservations.release(reservation)
         self._in_line.add_holes(reservation.rows)
 
     def free(self, rows: Rows) -> None:
@@ -472,7 +459,7 @@ class Ring:
             held, rows = rows[is_held], rows[~is_held]
             self._is_held[held] = False
             self._num_held -= len(held)
-            self._num_reserved += len(held)
+            self._num_leaving += len(held)
             self.num_left_held += len(held)
         self._num_live -= len(rows)
         self._in_line.add_holes(rows)
@@ -514,26 +501,12 @@ class Ring:
         is_held = self._is_held[rows]
         if not is_held.all():
             given_up, rows = rows[~is_held], rows[is_held]
-            self._num_reserved -= len(given_up)
+            self._num_leaving -= len(given_up)
             self._in_line.add_holes(given_up)
         self._is_held[rows] = False
         self._num_live += len(rows)
         self._num_held -= len(rows)
         return rows
-
-    def _register(self, rows: Rows, evicted: Rows) -> Reservation:
-        reservation = Reservation(self._next_num, rows, evicted)
-        self._next_num += 1
-        self._open[reservation.num] = reservation
-        self._num_reserved += len(rows)
-        return reservation
-
-    def _close(self, reservation: Reservation, event: str) -> None:
-        if self._open.get(reservation.num) is not reservation:
-            state = "quarantined" if reservation.num in self._quarantined else "closed"
-            raise WrongStateError(state=f"reservation {reservation.num} is {state}", event=f"{event} it")
-        del self._open[reservation.num]
-        self._num_reserved -= len(reservation)
 
     def _advance(self, num_rows: int) -> Rows:
         """Returns the next free rows from the cursor; the caller took all holes and knows that there are enough."""
