@@ -103,7 +103,8 @@ class Departures:
         state.take_back_claims()
         num_leaving = len(rows)
         if consumer != OWN:
-            num_leaving = len(state.selectors.select_had_by_all(rows.rows, consumer)) if state.settings.consumers else 0
+            had_by_all = state.selectors.consumers.select_had_by_all
+            num_leaving = len(had_by_all(rows.rows, consumer)) if state.settings.consumers else 0
         newest = state.order.last_sequence if newest is None else newest
         return Departure(rows, len(rows), newest, consumer, num_leaving=num_leaving)
 

@@ -329,5 +329,5 @@ class TableSamples:
         rows = np.concatenate([NO_ROWS, *(draw.rows[: max_rows + 1] for draw in state.draws)])
         more = "at least " if len(rows) > max_rows else ""
         rows = state.live.select_members(sort_unique(rows[:max_rows]))
-        num_had = state.selectors.count_had(consumer, rows[state.ring.pins.contains(rows)])
+        num_had = state.selectors.consumers.count_had(consumer, rows[state.ring.pins.contains(rows)])
         return f"{more}{num_had} that {consumer!r} has had are kept for the ranks of a step" if num_had else ""

@@ -332,7 +332,7 @@ class TableState:
 
     def remove_had_by_all(self, rows: Rows) -> None:
         """Removes those of the rows that all consumers have had; rows of kept draws leave with the last of these."""
-        rows = self.live.select_members(self.selectors.select_had_by_all(rows))
+        rows = self.live.select_members(self.selectors.consumers.select_had_by_all(rows))
         if self.ring.pins:
             rows = rows[~self.ring.pins.contains(rows)]
         if len(rows):
@@ -373,7 +373,7 @@ class TableState:
             **self.totals.get_state(),
             "highest_priority": self.highest_priority,
             "is_closed": self.is_closed,
-            "consumers": self.selectors.consumers,
+            "consumers": self.selectors.consumers.names,
             "has_partial_rows": self.selectors.has_partial_rows,
         }
 

@@ -9,18 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tdserve.base.errors import CapacityError
 from tdserve.messages.row_numbers import NO_ROWS, PIECE_ROWS, RUN_PIECE_ROWS, TREE_PIECE_ROWS, Rows
 from tdserve.rules.replay.eligibility.conditions import OWN, PLAIN, SampleConditions
+from tdserve.rules.replay.eligibility.consumers import Consumers
 from tdserve.rules.replay.eligibility.group_selector import GroupSelector
 from tdserve.rules.replay.eligibility.leases import Leases
 from tdserve.rules.replay.eligibility.staleness import Staleness
 from tdserve.rules.replay.eligibility.written_keys import WrittenKeys
 from tdserve.rules.replay.row_indexes.columns import RowColumns
-from tdserve.rules.replay.row_indexes.row_mask import RowMask
-from tdserve.rules.replay.row_indexes.suspended_rows import SuspendedRows
+from tdserve.rules.replay.row_indexes.row_mask import RowMask, SuspendedRows
 from tdserve.rules.replay.samplers.selector import Selector
-from tdserve.rules.replay.settings import MAX_CONSUMERS, Settings
+from tdserve.rules.replay.settings import Settings
 
 MAX_SELECTORS = 32
 """Most selectors of one table; the least recently used is dropped, and rebuilt when it is requested."""
@@ -60,6 +59,7 @@ class ConditionalSelectors:
         staleness: Versions of the rows, if the table has a policy.
 
     Attributes:
+        consumers: What each of them has had.
         suspended: Rows that were members, and come back unless they leave.
         dropped: Selectors that are not needed any more: the caller frees them.
     """
@@ -78,7 +78,7 @@ class ConditionalSelectors:
         self._settings = settings
         self._columns = columns
         self._num_keys = num_keys
-        self.consumers = list(consumers or settings.consumers)
+        self.consumers = Consumers(columns, consumers or settings.consumers, leaving=settings.consumers)
         self._written = WrittenKeys(columns, num_keys) if has_partial_rows else None
         self.leases = Leases(columns.capacity)
         self._members = RowMask(columns.capacity)  # rows that any selector may have
@@ -158,8 +158,7 @@ class ConditionalSelectors:
             self._written.mark_all()  # members or not: held rows come back
         if self._written is not None:
             self._written.reset(rows, keys)
-        if self.consumers:
-            self._consumed[rows] = 0
+        self.consumers.reset(rows)
 
     def enter(self, rows: Rows) -> None:
         """Adds rows: they may be drawn now."""
@@ -228,7 +227,7 @@ class ConditionalSelectors:
             return self._plain
         selector = self._selectors.get(conditions)
         if selector is None:
-            list(self._learn_consumer(conditions.consumer))  # at once
+            list(self.consumers.learn(conditions.consumer))  # at once
             selector = self.make(conditions)
             selector.add(self.find_members(conditions))
             self._keep(conditions, selector)
@@ -282,7 +281,7 @@ class ConditionalSelectors:
         Raises:
             CapacityError: There are too many consumers.
         """
-        yield from self._learn_consumer(conditions.consumer)
+        yield from self.consumers.learn(conditions.consumer)
         selector.set_sampler(self._settings.sampler)  # it may have changed since the selector was made
         growing = self._growing = _Growing(conditions, selector)
         try:
@@ -366,44 +365,18 @@ class ConditionalSelectors:
 
     def consume(self, consumer: str, rows: Rows) -> None:
         """Marks rows, each named once, as acknowledged by a consumer without a lease."""
-        list(self._learn_consumer(consumer))  # at once
-        self._consumed[rows] |= self._get_bit(consumer)
+        self.consumers.record(consumer, rows)
         self._drop_of(consumer, rows)
-
-    def select_had_by_all(self, rows: Rows, also: str = OWN) -> Rows:
-        """Returns the rows that every consumer in ``consumers=`` has acknowledged.
-
-        Args:
-            also: A consumer that counts as having acknowledged all of them.
-        """
-        left = [consumer for consumer in self._settings.consumers if consumer != also]
-        if not self._settings.consumers or not len(rows):
-            return NO_ROWS
-        bits = np.bitwise_or.reduce(np.array([self._get_bit(consumer) for consumer in left], np.uint64))
-        had_by_all: Rows = rows[(self._consumed[rows] & bits) == bits]
-        return had_by_all
-
-    def count_had(self, consumer: str, rows: Rows) -> int:
-        """Returns how many of the rows a consumer has had."""
-        bit = self._get_bit(consumer) if consumer in self.consumers else np.uint64(0)
-        return int(np.count_nonzero(self._consumed[rows] & bit))
 
     def count_backlog(self) -> dict[str, int]:
         """Returns how many rows each consumer has not had yet after which rows leave the table, also while they are
         suspended."""
-        if not self._settings.consumers:
-            return {}
-        counts = dict.fromkeys(self._settings.consumers, 0)
-        # In pieces that fit into the processor's cache: a million rows at once take several times as long (measured).
-        for start in range(0, self._columns.capacity, PIECE_ROWS):
-            piece = slice(start, start + PIECE_ROWS)
-            is_member = self._members.contains(piece) | (self.suspended.contains(piece) if self.suspended else False)
-            if not is_member.any():
-                continue
-            had = self._consumed[piece]
-            for consumer in counts:
-                counts[consumer] += int(np.count_nonzero(is_member & (had & self._get_bit(consumer) == 0)))
-        return counts
+
+        def contains(piece: slice) -> NDArray[np.bool_]:
+            is_member = self._members.contains(piece)
+            return is_member | self.suspended.contains(piece) if self.suspended else is_member
+
+        return self.consumers.count_backlog(contains)
 
     def give_back(self, owner: int, consumer: str, rows: Rows) -> None:
         """Gives rows of the owner's lease back.
@@ -457,7 +430,7 @@ class ConditionalSelectors:
         if conditions.require != () and self._written is not None:
             fits &= self._written.has(rows, range(self._num_keys) if conditions.require is None else conditions.require)
         if conditions.consumer != OWN:
-            fits &= (self._consumed[rows] & self._get_bit(conditions.consumer)) == 0
+            fits &= self.consumers.have_not_had(conditions.consumer, rows)
         if conditions.max_lag is not None and self.staleness is not None:
             fits &= self.staleness.is_fresh(rows, conditions.max_lag)
         if self.leases.num_leased:
@@ -472,28 +445,9 @@ class ConditionalSelectors:
     def make(self, conditions: SampleConditions) -> Selector:
         """Returns an empty selector, and makes the columns that its conditions read; for very many rows, call it in a
         thread."""
-        if conditions.consumer != OWN and not self.consumers:
-            self._consumed[:] = 0  # not in use elsewhere yet; the file gets its pages here, and not on the loop
+        if conditions.consumer != OWN:
+            self.consumers.prepare()
         if conditions.group:
             ids = self._columns.get_array(conditions.group, np.int64)
             return GroupSelector(self._columns, ids, conditions.group_size)
         return self._settings.sampler.make_selector(self._columns, self._columns.capacity)
-
-    @property
-    def _consumed(self) -> NDArray[np.uint64]:
-        return self._columns.get_array("consumed", np.uint64)
-
-    def _get_bit(self, consumer: str) -> NDArray[np.uint64]:
-        return np.asarray(1 << self.consumers.index(consumer), np.uint64)
-
-    def _learn_consumer(self, consumer: str) -> Iterator[None]:
-        if consumer == OWN or consumer in self.consumers:
-            return
-        if len(self.consumers) >= MAX_CONSUMERS:
-            raise CapacityError(what=f"consumer {consumer!r} of one table", asked=len(self.consumers) + 1, free=0)
-        bit = np.asarray(1 << len(self.consumers), np.uint64)
-        for start in range(0, self._columns.capacity, PIECE_ROWS):
-            # left by a consumer whose record a crash has cut off; the bit is unused before this consumer is known
-            self._consumed[start : start + PIECE_ROWS] &= ~bit
-            yield
-        self.consumers.append(consumer)

@@ -63,3 +63,29 @@ class RowMask:
     def get_rows_of(self, piece: range) -> Rows:
         """Returns the members among consecutive rows, sorted."""
         return np.flatnonzero(self._is_member[piece.start : piece.stop]) + piece.start
+
+
+class SuspendedRows(RowMask):
+    """Rows of a table that may not be drawn while a part of them is written, and count as what they are all the same.
+
+    While there are none, which is usual, rows that come and leave cost nothing.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._num_rows = 0
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def add(self, rows: Rows) -> None:
+        """Adds rows, each named once; errors as in ``RowMask``."""
+        super().add(rows)
+        self._num_rows += len(rows)
+
+    def remove(self, rows: Rows) -> None:
+        """Removes those rows, each named once, that are members."""
+        if self._num_rows:
+            rows = self.select_members(rows)
+            super().remove(rows)
+            self._num_rows -= len(rows)

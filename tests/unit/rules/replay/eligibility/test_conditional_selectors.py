@@ -210,7 +210,7 @@ def test_consumers_when_there_are_too_many_then_refused_and_the_others_go_on(sel
         selectors.acknowledge(1, f"c{number}", rows(number % 6))
     with pytest.raises(CapacityError, match="'one more'"):
         selectors.get(SampleConditions(consumer="one more"))
-    assert len(selectors.consumers) == MAX_CONSUMERS
+    assert len(selectors.consumers.names) == MAX_CONSUMERS
     for number in (0, 1, MAX_CONSUMERS - 1):
         assert members(selectors, SampleConditions(consumer=f"c{number}")) == [
             row for row in range(6) if row != number % 6
@@ -227,7 +227,7 @@ def test_views_when_made_again_then_consumers_and_leaves_are_as_they_were(
     selectors.lease(1, "b", rows(0))
     selectors.acknowledge(1, "b", rows(0))
     again = ConditionalSelectors(
-        Settings(sampler=Fifo()), columns, num_keys=2, consumers=selectors.consumers, has_partial_rows=True
+        Settings(sampler=Fifo()), columns, num_keys=2, consumers=selectors.consumers.names, has_partial_rows=True
     )
     again.enter(np.arange(7))
     assert members(again) == [0, 1, 2, 3, 4, 5]

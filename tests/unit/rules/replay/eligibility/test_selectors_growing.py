@@ -183,7 +183,7 @@ def test_growing_when_a_crash_has_left_what_another_consumer_had_then_it_is_not_
     key = SampleConditions(consumer="b")
     for _ in selectors.grow_in_pieces(key, selectors.make(key), piece_rows=2):
         pass
-    assert selectors.consumers == ["a", "b"]
+    assert selectors.consumers.names == ["a", "b"]
     assert members(selectors, key) == [0, 1, 2, 3, 4, 5]
 
 
