@@ -7,22 +7,19 @@ structure has leaves, or where the dict declares one; elsewhere they remain the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import NonTensorData, NonTensorStack, is_tensor_collection, lazy_stack
 
 from tdserve.base.errors import SpecMismatchError
+from tdserve.structure.captures.listed_numbers import NumberReader
 from tdserve.structure.stacks.elements import make_single_value
 from tdserve.structure.tensordict_private import new_tensordict
 from tdserve.structure.tensors.array_tensors import make_refusal, read_array
-from tdserve.structure.tensors.listed_tensors import list_items, make_array, stack_tensors
 from tdserve.structure.tensors.plain_tensors import check_memory, to_plain
-from tdserve.structure.tensors.torch_types import to_torch
 from tdserve.structure.trees.matching import show
 from tdserve.structure.trees.nodes import Entry, Form, Node, Path, Ragged, TensorLeaf, ValueLeaf
 from tdserve.structure.trees.tree import Spec
@@ -153,6 +150,7 @@ class _DictReader:
     def __init__(self, store: str, declares: bool = False) -> None:
         self._store = store
         self._declares = declares
+        self._numbers = NumberReader(store)
 
     def read(self, content: Mapping[str, Any], place: _DictNode | None, batch_size: tuple[int, ...], path: Path) -> Any:
         """Reads a dict that stands for a tensordict of this batch size."""
@@ -248,7 +246,7 @@ class _DictReader:
         """Reads a list or tuple: as a leaf where a structure has or declares one, else as the value that it is."""
         if not isinstance(entry, TensorLeaf) and not self._declares:
             return _make_value(value, batch_size)
-        array = self._make_array(value, path)
+        array = self._numbers.make_array(value, path)
         if array is None:
             return _make_value(value, batch_size)
         if _is_unknown(array.dtype):
@@ -256,58 +254,15 @@ class _DictReader:
         is_large = array.dtype.kind == "O" and array.size and all(type(each) is int for each in array.flat)
         if array.dtype.kind not in "biufc" and not (is_large and isinstance(entry, TensorLeaf)):
             return _make_value(value, batch_size)
-        return self._read_leaf(value, entry.dtype if isinstance(entry, TensorLeaf) else "", path)
-
-    def _make_array(self, value: Any, path: Path) -> NDArray[Any] | None:
-        """Returns an array of a number or of nested lists; None if they differ in length."""
-        try:
-            return make_array(value)
-        except ValueError:
-            return None
-        except (TypeError, RuntimeError) as error:
-            what = "a list of what no array consists of"
-            raise make_refusal(what, path, self._store, f"stack its items, or give an array ({error})") from None
+        return self._numbers.read(value, entry.dtype if isinstance(entry, TensorLeaf) else "", path)
 
     def _read_numbers(self, value: Any, entry: Any, batch_size: tuple[int, ...], path: Path) -> Any:
         """Reads a number as a leaf in the dtype of the structure; without one, see ``declares``."""
         if isinstance(entry, TensorLeaf):
-            return self._read_leaf(value, entry.dtype, path)
+            return self._numbers.read(value, entry.dtype, path)
         if isinstance(value, np.generic):
             return read_array(np.asarray(value), path, store=self._store)
-        return self._read_leaf(value, "", path) if self._declares else _make_value(value, batch_size)
-
-    def _read_leaf(self, value: Any, dtype: str, path: Path) -> torch.Tensor:
-        """Reads a number, or a list of them, as a tensor of a dtype; of that which torch gives them if it is empty."""
-        array = self._make_array(value, path)
-        if array is None:
-            raise self._make_mismatch(path, f"{dtype or 'numbers'} in lists of one length", f"{value!r}"[:80])
-        is_typed = _has_arrays(value)
-        if dtype and not is_typed and not array.size:
-            array = array.astype(np.bool_)  # NumPy makes floats of nothing, which fits any dtype
-        if array.dtype.kind == "f" and dtype == "uint64" and not is_typed:
-            array = _find_integers(value, array)
-        if array.dtype.kind == "O" or (array.dtype.kind == "u" and not is_typed and not dtype):
-            raise self._make_mismatch(path, f"{dtype or 'int64'} numbers, integers of up to 64 bits", f"{value!r}"[:80])
-        tensor = self._convert(array, value, dtype, path) if dtype else None if is_typed else torch.tensor(value)
-        if tensor is None and (tensor := stack_tensors(value)) is None:
-            tensor = read_array(array, path, store=self._store)
-        if not _has_exact_integers(value, tensor):
-            expected = f"integers that {str(tensor.dtype).removeprefix('torch.')} holds exactly"
-            raise self._make_mismatch(path, expected, f"{value!r}"[:80])
-        return tensor
-
-    def _convert(self, array: NDArray[Any], value: Any, dtype: str, path: Path) -> torch.Tensor:
-        """Returns the array of a value as a tensor of a dtype, which must hold its numbers."""
-        tensor = read_array(np.array(array), path, store=self._store)
-        if dtype.startswith(("float", "bfloat", "complex")):
-            is_fit = (array.dtype.kind != "c" or dtype.startswith("complex")) and _is_in_range(array, dtype)
-        elif array.dtype.kind == "b":
-            is_fit = True
-        else:
-            is_fit = array.dtype.kind in "iu" and dtype != "bool" and np.array_equal(array.astype(dtype), array)
-        if not is_fit:
-            raise self._make_mismatch(path, f"numbers that {dtype} can hold", f"{value!r}"[:80])
-        return tensor.to(to_torch(dtype))
+        return self._numbers.read(value, "", path) if self._declares else _make_value(value, batch_size)
 
     def _read_ragged(self, value: Any, leaf: ValueLeaf, batch_size: tuple[int, ...], path: Path) -> torch.Tensor:
         """Reads a tensor whose rows differ in size: one row, or a list of rows."""
@@ -315,13 +270,13 @@ class _DictReader:
         if isinstance(value, np.ndarray) and value.dtype.kind not in "USO":
             return read_array(value, path, store=self._store, dtype=dtype)
         if not batch_size or not isinstance(value, (list, tuple, np.ndarray)):
-            return self._read_leaf(value, dtype, path)
+            return self._numbers.read(value, dtype, path)
         rows = [
             to_plain(each, path, store=self._store)
             if isinstance(each, torch.Tensor)
             else read_array(each, path, store=self._store, dtype=dtype)
             if isinstance(each, np.ndarray)
-            else self._read_leaf(each, dtype, path)
+            else self._numbers.read(each, dtype, path)
             for each in value
         ]
         is_jagged = leaf.ragged is not None and leaf.ragged.form is Form.JAGGED
@@ -408,41 +363,6 @@ def _find_shape(value: Any) -> tuple[int, ...]:
 def _is_unknown(dtype: np.dtype[Any]) -> bool:
     """Returns whether neither tensors nor values show arrays of a dtype: dates, fields and long doubles."""
     return dtype.kind in "MmV" or dtype.char in "gG"
-
-
-def _is_in_range(array: NDArray[Any], dtype: str) -> bool:
-    """Returns whether a floating-point dtype holds integers exactly, and rounds no finite number to infinity."""
-    limits = torch.finfo(to_torch(dtype))
-    size = float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array)))
-    if array.dtype.kind not in "iu" or size < 2 / limits.eps:
-        return size <= limits.max
-    converted = torch.tensor(array.tolist(), dtype=to_torch(dtype)).real.double().flatten().tolist()
-    return all(map(math.isfinite, converted)) and list(map(int, converted)) == array.flatten().tolist()
-
-
-def _find_integers(value: Any, array: NDArray[Any]) -> NDArray[Any]:
-    """Returns integers as they are that NumPy has read as floating-point numbers, since some are above all int64."""
-    items = np.asarray(value, object)
-    is_unsigned = all(type(each) is int and 0 <= each < 1 << 64 for each in items.flat)
-    return items.astype(np.uint64) if is_unsigned else array
-
-
-def _has_exact_integers(value: Any, tensor: torch.Tensor) -> bool:
-    """Returns whether no integer in lists with fractions was rounded, as NumPy and torch do without a word."""
-    if not (tensor.is_floating_point() or tensor.is_complex()) or not isinstance(value, (list, tuple)):
-        return True
-    found = tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
-    if not (found.abs() >= 2 / torch.finfo(tensor.dtype).eps).any():
-        return True
-    pairs = zip(list_items(value), found.flatten().tolist(), strict=True)
-    return all(given == kept for given, kept in pairs if type(given) is int)
-
-
-def _has_arrays(value: Any) -> bool:
-    """Returns whether nested lists end in arrays, which have dtypes of their own."""
-    while isinstance(value, (list, tuple)) and value:
-        value = value[0]
-    return isinstance(value, (np.ndarray, np.generic, torch.Tensor))
 
 
 def _make_value(value: Any, batch_size: tuple[int, ...]) -> Any:
