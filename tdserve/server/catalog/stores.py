@@ -10,21 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import (
     CorruptDataError,
-    DeadlineExceededError,
-    StoreNotCreatedError,
     StoreNotFoundError,
     TDServeError,
 )
 from tdserve.base.failpoints import reach
 from tdserve.base.ids import check_store_name
-from tdserve.base.machine import return_freed_memory
 from tdserve.rules.catalog import Catalog, StoreRecord
 from tdserve.rules.weights import Versions
+from tdserve.server.catalog.deleted_memory import DeletedMemory
 from tdserve.server.catalog.former_versions import FormerVersions
 from tdserve.server.catalog.later_records import check_folder
 from tdserve.server.catalog.loading_stores import LoadingStores
@@ -33,8 +30,8 @@ from tdserve.server.catalog.opening import LongOpening, begin_opening, open_new
 from tdserve.server.catalog.packed_stores import PackedStores
 from tdserve.server.catalog.removed_stores import RemovedStores
 from tdserve.server.catalog.seals import SealedStores
+from tdserve.server.catalog.store_waiters import StoreWaiters
 from tdserve.server.execution.garbage import Garbage
-from tdserve.server.execution.waiting import Waiters
 from tdserve.server.kinds.all_kinds import KINDS
 from tdserve.server.kinds.policies import end_following
 from tdserve.server.kinds.row_files import list_dotted
@@ -55,17 +52,9 @@ from tdserve.store.rows.leaf_folders import find_extra_paths
 from tdserve.structure.trees.tree import Node, Spec
 
 _log = logging.getLogger("tdserve.server")
-_State = TypeVar("_State")
 
 MAX_FREED_LATER_BYTES = 1 << 20
 """Size up to which the deletion of a store is answered before its files are gone, which takes milliseconds."""
-
-LET_GO_S = 0.05
-"""Delay before the memory of a deleted store is released: by then, requests under way for it have been answered."""
-
-RETURN_AFTER_S = 1.0
-"""Time after the deletion of a store in which others that are deleted too release their memory, before what is free is
-returned to the kernel."""
 
 
 class Stores:
@@ -97,11 +86,11 @@ class Stores:
         self.packed = PackedStores(root, db, self.specs, self.former)
         self._removed = RemovedStores(root, db, self.catalog)
         self.seals = SealedStores(self.catalog)
-        self._changed: dict[str, Waiters] = {}  # by name, so that a change wakes only waiters of its store
+        self._waiters = StoreWaiters()
         self.followers: dict[str, set[str]] = {}
         self._workers = workers
         self._garbage = Garbage()
-        self._returning: asyncio.TimerHandle | None = None
+        self._memory = DeletedMemory()
         self._freeing: set[asyncio.Task[None]] = set()
         self._opening: dict[str, LongOpening] = {}  # stores that a thread is opening
         self.opened = OpenedStores()
@@ -208,22 +197,11 @@ class Stores:
         """
         check_store_name(name)
         await self.open_apart(name)
-        return await self._wait_created(name, partial(self.find, name), deadline)
+        return await self._waiters.wait_created(name, partial(self.find, name), deadline)
 
     async def wait_visible(self, name: str, deadline: Deadline) -> StoreRecord:
         """Returns the record of the store of this name without opening it; waits and raises as ``wait`` does."""
-        return await self._wait_created(check_store_name(name), partial(self.catalog.find, name), deadline)
-
-    async def _wait_created(self, name: str, look: Callable[[], _State | None], deadline: Deadline) -> _State:
-        if (found := look()) is not None:
-            return found
-        if deadline.timeout_s == 0:
-            raise StoreNotFoundError(name=name)
-        what = f"the creation of store {name!r}"
-        try:
-            return await self._wait_for(name, look, deadline, lambda: what)
-        except DeadlineExceededError as error:
-            raise StoreNotCreatedError(what=what, timeout_s=error.timeout_s, name=name) from None
+        return await self._waiters.wait_created(check_store_name(name), partial(self.catalog.find, name), deadline)
 
     async def wait_settled(self, name: str, deadline: Deadline) -> None:
         """Waits while a store of this name is being created or filled; afterwards it exists, or the name is free."""
@@ -231,7 +209,7 @@ class Stores:
         def is_settled() -> bool | None:
             return name in self.catalog or not self.catalog.is_taken(name) or None
 
-        await self._wait_for(name, is_settled, deadline, lambda: f"the creation of store {name!r}")
+        await self._waiters.wait_for(name, is_settled, deadline)
 
     async def create(
         self,
@@ -283,7 +261,7 @@ class Stores:
             self.db.delete("stores", name.encode())
             self.loading.discard(name, owner_session)
             self.catalog.remove(name)  # last: the next store of this name uses the same folder
-            self._wake(name)
+            self._waiters.wake(name)
             raise
         self._garbage.note_store(len(self.catalog))
         store.owner_session = owner_session
@@ -364,27 +342,18 @@ class Stores:
         self._removed.remove(store.record)
         reach("deletion.moved")
         store.waiters.delete(store.name)
-        self._wake(store.name)
+        self._waiters.wake(store.name)
         self._garbage.note_deletion()
         freeing = asyncio.create_task(self._free_deleted(store.record))
         self._freeing.add(freeing)
         freeing.add_done_callback(self._freeing.discard)
         if not is_small:
             await freeing
-        # Releasing the mappings and rules of very many rows takes long: a thread does it, once nothing else holds them.
-        held: list[object] = [store, store.generations, store.table]
-        loop = asyncio.get_running_loop()
-        loop.call_later(LET_GO_S, partial(_run_apart, held.clear))
-        if self._returning is None:
-            self._returning = loop.call_later(RETURN_AFTER_S, self._return_memory)
-
-    def _return_memory(self) -> None:
-        self._returning = None
-        _run_apart(return_freed_memory)
+        self._memory.release(store, store.generations, store.table)
 
     async def _free_deleted(self, record: StoreRecord) -> None:
         await self._removed.finish(record)
-        self._wake(record.name)
+        self._waiters.wake(record.name)
         await self.free(record.uid)
 
     async def free(self, uid: str) -> None:
@@ -397,7 +366,7 @@ class Stores:
         with begin() as txn:
             self.packed.delete(record, txn)
             txn.show(lambda: self.catalog.remove(record.name))
-        self._wake(record.name)
+        self._waiters.wake(record.name)
 
     def discard(self, record: StoreRecord) -> None:
         """Deletes, at once, a store that was never visible and holds next to nothing."""
@@ -409,30 +378,16 @@ class Stores:
         self._removed.remove(record)
         self._removed.finish_now(record)
         self.root.empty_trash(record.uid)
-        self._wake(record.name)
+        self._waiters.wake(record.name)
 
     def save_state(self, store: OpenedStore, txn: Transaction, state: object) -> None:
         """Saves what a store's rules need after a restart: counters and cursor, or versions."""
         txn.put("states", store.record.uid.encode(), json.dumps(state).encode())
 
-    async def _wait_for(
-        self, name: str, look: Callable[[], _State | None], deadline: Deadline, what: Callable[[], str]
-    ) -> _State:
-        waiters = self._changed.setdefault(name, Waiters())
-        try:
-            return await waiters.wait_for(look, deadline, what)
-        finally:
-            if not waiters.num_waiting and self._changed.get(name) is waiters:
-                del self._changed[name]
-
     def announce(self, name: str) -> None:
         """Counts a store that has become visible, and wakes those that wait for it."""
         self._garbage.note_store(len(self.catalog))
-        self._wake(name)
-
-    def _wake(self, name: str) -> None:
-        if name in self._changed:
-            self._changed[name].wake()
+        self._waiters.wake(name)
 
     def _iter_specs_in_use(self) -> Iterator[bytes]:
         """Yields the keys of the structures that stores and versions have."""
@@ -454,7 +409,7 @@ class Stores:
 
     def _show(self, store: OpenedStore) -> None:
         self.catalog.replace(store.record)
-        self._wake(store.name)
+        self._waiters.wake(store.name)
 
     def _repair(self, redo: RedoEntry) -> bool:
         """Completes the last commit before a crash; returns whether nothing is left to do."""
@@ -489,9 +444,3 @@ class Stores:
             store.generations.mark_deleted()
         self._removed.move_away(record)  # else what comes in its place fails, or has no files, until the next start
         self.catalog.remove(record.name)
-
-
-def _run_apart(work: Callable[[], None]) -> None:
-    """Has a thread do what no request waits for; at the end of the server nothing."""
-    with suppress(RuntimeError):  # the threads have been shut down
-        asyncio.get_running_loop().run_in_executor(None, work)
