@@ -67,7 +67,7 @@ def session_of(client: tdserve.Client) -> Session:
 
 def channel_number(client: tdserve.Client) -> int:
     """Returns the number of channels that were lost."""
-    return session_of(client).content_channel.number
+    return session_of(client).contents.current.number
 
 
 def has_lost(client: tdserve.Client, num_lost: int) -> bool:
@@ -225,7 +225,7 @@ def test_calls_of_many_threads_when_a_channel_breaks_again_and_again_then_each_w
         working = [threads.submit(work, thread) for thread in range(8)]
         for count in range(num_breaks):
             wait_for(lambda count=count: made.info()["inserts"] > 10 * count, "progress")  # type: ignore[misc]
-            session.get_channel(session.content_channel).close()
+            session.contents.get(session.contents.current).close()
             wait_for(lambda count=count: channel_number(client) > count, "another channel")  # type: ignore[misc]
         assert [each.result(2 * TIMEOUT_S) for each in working] == list(range(8))
     assert sorted(made[:]["x"][:, 0].tolist()) == sorted(
@@ -250,7 +250,7 @@ def test_channel_when_it_is_cut_at_any_moment_then_replaced_and_the_session_goes
     made, session = make_ring(client, name)
     for count in range(MAX_BROKEN - 1):
         early = [made.extend(rows(SMALL), return_early=True) for _ in range(2)]
-        session.get_channel(session.content_channel).close()
+        session.contents.get(session.contents.current).close()
         made.sample(3)
         assert [future.result(TIMEOUT_S).numel() for future in early] == [1, 1]
         assert made.info()["inserts"] == 3 + 2 * count
@@ -264,7 +264,7 @@ def test_channel_when_it_breaks_too_often_then_the_session_ends_and_another_is_o
 ) -> None:
     made, session = make_ring(client, name)
     for _ in range(MAX_BROKEN + 1):
-        session.get_channel(session.content_channel).close()
+        session.contents.get(session.contents.current).close()
         made.sample(3)
         if session.is_lost:
             break

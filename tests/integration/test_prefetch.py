@@ -76,5 +76,5 @@ def test_batches_when_the_second_request_is_served_first_then_neither_waits_for_
                 batch = next(batches)
                 assert_texts(batch, batch["number"].tolist())
         assert num_sent > 2
-        assert session.content_channel.number == 0
+        assert session.contents.current.number == 0
         client.delete(replay.name)

@@ -316,7 +316,7 @@ def test_rendezvous_when_it_is_garbage_then_only_its_session_has_no_channel(
 def test_content_when_it_is_longer_than_it_was_said_to_be_then_the_others_go_on(
     server: tdserve.Server, client: tdserve.Client, attacker: Attacker
 ) -> None:
-    channel = attacker.session.get_channel(attacker.session.content_channel)
+    channel = attacker.session.contents.get(attacker.session.contents.current)
     pending = attacker.session.send(7, extend=extend())
     (nbytes,) = content().message_nbytes
     work = channel.send(torch.zeros(2 * nbytes, dtype=torch.uint8), 7)

@@ -45,7 +45,7 @@ class ChannelMover(ClientMover):
     @property
     def is_ready(self) -> bool:
         """Whether the channel is open."""
-        return self._session.has_channel
+        return self._session.contents.current.is_open
 
     @property
     def inline_bytes(self) -> int:
@@ -96,7 +96,7 @@ class ChannelMover(ClientMover):
         session = self._session
         if wanted.known is not None or wanted.destination is not None or not may_expect(deadline):
             return None  # what a fingerprint leaves out may have changed, or the content goes elsewhere
-        if session.is_renewing:
+        if session.contents.current.is_renewing:
             return None
         chosen = select_spec(stored, wanted.selection, wanted.keys, store=wanted.name)
         if chosen.values:
@@ -106,7 +106,7 @@ class ChannelMover(ClientMover):
             return None
         asked = wanted.make_message(deadline)
         asked.message_nbytes.extend(layout.message_nbytes)
-        pending = session.send(request, content_channel=session.content_channel, read=asked)
+        pending = session.send(request, content_channel=session.contents.current, read=asked)
         posted = post_known_size(layout, session, pending, make_tag(request), self._receiver.pool, device=wanted.device)
         content = finish_known_size(session, pending, posted, spec=chosen, layout=layout, deadline=deadline)
         return None if content is None else content.with_spec(stored)

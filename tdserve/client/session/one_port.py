@@ -41,7 +41,7 @@ class OnePort:
             return
         why = explain_one_port(session)
         if not why:  # otherwise there is nothing to fall back to
-            session.connect_timeout_s = session.max_connect_s = FALL_BACK_S
+            session.contents.connect_timeout_s = session.contents.max_connect_s = FALL_BACK_S
         if why and not self._has_logged:
             self._has_logged = True
             level = logging.WARNING if self.why else logging.INFO

@@ -12,7 +12,6 @@ from typing import Any
 from tdserve.base.config import MAIL_INLINE_BYTES
 from tdserve.base.errors import (
     ConnectError,
-    DeadlineExceededError,
     LocalProtocolError,
     NotLocalError,
     PeerLostError,
@@ -80,12 +79,11 @@ class Session:
         local: Its local end, if the client reads and writes the server's files itself.
         why_not_local: Why it has none, if the client asked for one; else "".
         requests: Numbers of its client's requests.
+        contents: Its channels for content.
         groups: Receives the events of groups.
         relays: Passes versions on to other clients.
         known_specs: Structures that the server has received, the last one by fingerprint: others differ in the order of
             keys.
-        connect_timeout_s: For the first call that uses the channel: it may take no longer than its own timeout.
-        max_connect_s: Most of that.
 
     Raises:
         ConnectError, UnauthenticatedError, ProtocolVersionError: No session could be opened.
@@ -112,14 +110,17 @@ class Session:
         self.groups = GroupInbox()
         self.address = connection.address
         self.known_specs: dict[bytes, Spec] = {}
-        self.connect_timeout_s = self.max_connect_s = CONNECT_TIMEOUT_S
         self.requests = requests
         self.observed_calls = observed_calls or ObservedCalls()
         self._abandoned = AbandonedRequests()
         greeting = Pending(on_silence=self.close_without_waiting)
         self._open_requests = OpenRequests(greeting)
-        self._contents = ContentChannels(
-            self._make_channel, self._send_rendezvous, peer=self._peer, on_unformed=self._end_unformed
+        self.contents = ContentChannels(
+            self._make_channel,
+            self._send_rendezvous,
+            peer=self._peer,
+            on_unformed=self._end_unformed,
+            make_error=self._make_channel_error,
         )
         self._control_channel: ClientControlChannel | None = None
         self.relays = SessionRelays(self.notify, self.find_interface)
@@ -275,68 +276,24 @@ class Session:
     def _peer(self) -> str:
         return f"the server at {self.address}"
 
-    @property
-    def has_channel(self) -> bool:
-        """Whether the channel is open."""
-        return self._contents.current.is_open
-
-    @property
-    def is_renewing(self) -> bool:
-        """Whether a channel was lost and its replacement is not open yet."""
-        return self._contents.current.is_renewing
-
-    @property
-    def content_channel(self) -> ContentChannel:
-        """The channel for content, open or not: a request names it, and ``channel`` opens it."""
-        return self._contents.current
-
     def find_channel(self, pending: Pending, accepted: control_pb2.Accepted) -> ContentChannel:
         """Returns the channel that carries the content of an answer.
 
         Raises:
             TransferAbortedError: It was lost in the meantime.
         """
-        pending.content_channel = self._contents.find(accepted.channel)
+        pending.content_channel = self.contents.find(accepted.channel)
         return pending.content_channel
-
-    def get_channel(self, content_channel: ContentChannel, timeout_s: float | None = None) -> Channel:
-        """Returns the channel to the data worker; the first call that needs it waits until it is connected.
-
-        Args:
-            timeout_s: For a replacement; the first channel may take ``connect_timeout_s``.
-
-        Raises:
-            ConnectError: It cannot be connected; the session is closed.
-            TransferAbortedError: Another channel has replaced it.
-            DeadlineExceededError: It is a replacement, and was not connected in time.
-        """
-        is_first = not content_channel.number
-        return content_channel.get(self.connect_timeout_s if is_first or timeout_s is None else timeout_s)
-
-    def await_channel(self, timeout_s: float) -> None:
-        """Waits for the channel.
-
-        Raises:
-            ConnectError: It was not open in time and may be for the next call, or never will be and the session is
-                closed.
-            DeadlineExceededError: A replacement was not open in time.
-        """
-        content_channel = self.content_channel
-        try:
-            content_channel.expect(timeout_s)
-        except DeadlineExceededError as error:
-            if content_channel.number:
-                raise
-            raise make_channel_error(str(error), self.address, self.welcome.interface) from error
 
     def _end_unformed(self, error: ConnectError) -> TDServeError:
         self.channel_failure = str(error)
-        reason = self._open_requests.loss or make_channel_error(
-            str(error.fields["reason"]), self.address, self.welcome.interface
-        )
+        reason = self._open_requests.loss or self._make_channel_error(str(error.fields["reason"]))
         self._on_lost(reason)  # first, so that waiting callers get the same error
         self.close()
         return reason
+
+    def _make_channel_error(self, reason: str) -> ConnectError:
+        return make_channel_error(reason, self.address, self.welcome.interface)
 
     def replace_channel(self, content_channel: ContentChannel, error: TDServeError) -> None:
         """Replaces a channel that is lost, or has content in it that is never received or sent.
@@ -348,11 +305,11 @@ class Session:
             content_channel.lose(error)  # another thread may be doing the same, and is not finished
 
     def _lose_channel(self, number: int, reason: str, *, waits: bool = False) -> None:
-        if number < self.content_channel.number:
+        if number < self.contents.current.number:
             return
-        if not CHANNEL_TRANSPORTS[self.channel_transport].is_reopened or self._contents.is_worn_out:
+        if not CHANNEL_TRANSPORTS[self.channel_transport].is_reopened or self.contents.is_worn_out:
             self.close()
-        elif self._contents.replace(number, reason, waits=waits):
+        elif self.contents.replace(number, reason, waits=waits):
             _log.debug("session %d: channel %d for content is lost: %s", self.welcome.session, number, reason)
             lost = control_pb2.ChannelLost(channel=number, reason=reason)
             with suppress(TransportError):
@@ -396,7 +353,7 @@ class Session:
         return find_content_address(self.address, self.welcome.interface)
 
     def _make_channel(self, number: int, kv_store: KVStore) -> Channel:
-        timeout_s = CONNECT_TIMEOUT_S if number else self.connect_timeout_s
+        timeout_s = CONNECT_TIMEOUT_S if number else self.contents.connect_timeout_s
         credential = make_session_credential(self.welcome.secret, self.welcome.session, channel_number=number)
         stream = partial(self._open_content, self.welcome.session, number, self.welcome.secret)
         ours = kv_store, CLIENT_RANK, self.find_interface(), credential, self._peer
@@ -445,7 +402,7 @@ class Session:
         if entry.link:
             self.relays.feed(entry)
         elif not entry.is_mail:
-            self._contents.feed(entry)
+            self.contents.feed(entry)
         elif self._control_channel is not None:
             self._control_channel.feed(entry)
 
@@ -500,7 +457,7 @@ class Session:
         if not self._open_requests.end(error):
             return
         self.groups.lose(error)
-        self._contents.lose(error)
+        self.contents.lose(error)
         if self._control_channel is not None:
             self._control_channel.close()
         self.relays.close()

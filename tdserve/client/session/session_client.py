@@ -398,7 +398,7 @@ class SessionClient:
         remaining_s = deadline.remaining_s
         if remaining_s is not None and remaining_s < CONNECT_TIMEOUT_S:
             limit_s = max(remaining_s, compute_min_channel_s(deadline))
-            session.connect_timeout_s = min(limit_s, session.max_connect_s)
+            session.contents.connect_timeout_s = min(limit_s, session.contents.max_connect_s)
         return session
 
     def _open_session(self, deadline: Deadline) -> Session:

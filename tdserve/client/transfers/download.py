@@ -70,7 +70,9 @@ def post_known_size(
     """
     buffer = _allocate(layout, pool, find_landing_device(session.device, device))
     try:
-        return _post(layout, session.get_channel(pending.content_channel or session.content_channel), tag, buffer, pool)
+        return _post(
+            layout, session.contents.get(pending.content_channel or session.contents.current), tag, buffer, pool
+        )
     except (TransportError, DeadlineExceededError) as error:
         raise abort_transfer(session, pending, error) from error
 
@@ -98,7 +100,7 @@ def post_announced(
         None if the channel is not open, or lost, if the content is for a GPU, or if there is no room for it: then the
         caller receives it, or gets the error.
     """
-    content_channel = session.content_channel
+    content_channel = session.contents.current
     if accepted.channel != content_channel.number or not content_channel.is_open:
         return None
     of_values = cut_values(accepted.values_nbytes)
@@ -109,7 +111,7 @@ def post_announced(
     with suppress(TDServeError, RuntimeError, MemoryError):
         values = pool.take(accepted.values_nbytes) if of_values else None
         columns, works, channel = _post(
-            layout, session.get_channel(content_channel), tag, pool.take(layout.nbytes), pool
+            layout, session.contents.get(content_channel), tag, pool.take(layout.nbytes), pool
         )
         if values is not None:
             works += [channel.recv(FlatBuffer(values).find_memory(message), tag) for message in of_values]
@@ -165,7 +167,7 @@ def receive_content(
         messages: Sequence[Message] = layout.messages
         if values is not None:
             messages, sink = (*messages, *cut_values(len(values))), SinkBehind(sink, FlatBuffer(values))
-        channel = session.get_channel(content_channel or session.content_channel, timeout_s)
+        channel = session.contents.get(content_channel or session.contents.current, timeout_s)
         recv_messages(channel, tag, messages, sink, pool=pool, timeout_s=timeout_s)
     return Received(layout, _show_columns(layout, columns))
 

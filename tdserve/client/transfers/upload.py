@@ -83,13 +83,13 @@ class SentContent(Outgoing):
         if content_channel is None or self.is_inline:
             return []
         content_channel.reap()
-        return start_send(self._session.get_channel(content_channel), tag, self._messages, self._source, pool)
+        return start_send(self._session.contents.get(content_channel), tag, self._messages, self._source, pool)
 
     def send(self, content_channel: ContentChannel | None, tag: int, pool: BufferPool, timeout_s: float) -> list[Work]:
         """Posts small content, and sends large content."""
         if content_channel is None or self.is_inline or self.nbytes <= MAX_POSTED_BYTES:
             return self.post(content_channel, tag, pool)
-        channel = self._session.get_channel(content_channel)
+        channel = self._session.contents.get(content_channel)
         source = self._source
         send_messages(
             channel, tag, self._messages, source, pool=pool, timeout_s=timeout_s, fills_last_after_sends=False

@@ -122,15 +122,15 @@ def await_channel(session: Session, outgoing: Outgoing, deadline: Deadline) -> N
     channel is being replaced.
 
     Raises:
-        ConnectError, DeadlineExceededError: As raised by ``Session.await_channel``.
+        ConnectError, DeadlineExceededError: As raised by ``ContentChannels.await_current``.
     """
     remaining_s = deadline.remaining_s
     if outgoing.is_inline:
         return
     if remaining_s is not None and remaining_s < MIN_TIME_TO_SKIP_CHANNEL_S:
-        session.await_channel(remaining_s + compute_grace_s(deadline.timeout_s))
-    elif session.is_renewing:
-        session.await_channel(CONNECT_TIMEOUT_S if remaining_s is None else remaining_s)
+        session.contents.await_current(remaining_s + compute_grace_s(deadline.timeout_s))
+    elif session.contents.current.is_renewing:
+        session.contents.await_current(CONNECT_TIMEOUT_S if remaining_s is None else remaining_s)
 
 
 class _Sent:
@@ -145,7 +145,7 @@ class _Sent:
     """
 
     def __init__(self, session: Session, outgoing: Outgoing) -> None:
-        self.content_channel = None if outgoing.is_inline else session.content_channel
+        self.content_channel = None if outgoing.is_inline else session.contents.current
         self._session = session
         self._outgoing = outgoing
         self._was_sent = False  # by an earlier attempt

@@ -103,7 +103,7 @@ def receive_linked(
                 session.end_request(number)
 
         return take_relayed(session.relays, accepted, verify, receiving)
-    channel = session.get_channel(session.find_channel(pending, accepted), timeout_s)
+    channel = session.contents.get(session.find_channel(pending, accepted), timeout_s)
     return receive_kept(session.relays, accepted.link, channel, make_tag(request), receiving)
 
 

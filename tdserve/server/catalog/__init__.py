@@ -2,7 +2,7 @@
 
 Read in this order:
 
-1. ``stores``: all of them, kept in the catalog on disk and restored from it; ``store_waiters``: those that wait for one.
+1. ``stores``: all of them, kept in the catalog on disk and restored from it; ``store_waiters``: who waits for one.
 2. ``opening``, ``opened_stores`` and ``loading_stores``: those that are open; ``packed_stores``: small ones without
    files; ``seals``: those that serve no request for a time.
 3. ``creation`` and ``adoption``: how stores come to be; ``descriptions``, then ``catalog_requests``: what is told of

@@ -15,7 +15,7 @@ from threading import Lock, RLock, Thread
 from tdserve.base.errors import ConnectError, DeadlineExceededError, TDServeError, TransferAbortedError
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.channel_forming import JOIN_TIMEOUT_S, Forming
-from tdserve.transport.rendezvous import KVStore
+from tdserve.transport.rendezvous import CONNECT_TIMEOUT_S, KVStore
 from tdserve.v1 import control_pb2
 
 LETTING_GO_S = 2 * JOIN_TIMEOUT_S
@@ -188,10 +188,13 @@ class ContentChannels:
         make: Opens the channel with a number over its rendezvous; blocks.
         publish: Sends an entry of a rendezvous.
         peer, on_unformed: As in ``ContentChannel``.
+        make_error: Makes the error of a call for which the first one was not open in time.
         clock: Seconds that never go back.
 
     Attributes:
-        current: The newest.
+        current: The newest, open or not: a request names it, and ``get`` opens it.
+        connect_timeout_s: For the first call that uses one: it may take no longer than its own timeout.
+        max_connect_s: Most of that.
     """
 
     def __init__(
@@ -201,16 +204,19 @@ class ContentChannels:
         *,
         peer: str,
         on_unformed: Callable[[ConnectError], TDServeError],
+        make_error: Callable[[str], ConnectError],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make = make
         self._publish = publish
         self._peer = peer
         self._on_unformed = on_unformed
+        self._make_error = make_error
         self._clock = clock
         self._lock = Lock()
         self._broken: deque[float] = deque(maxlen=MAX_BROKEN)
         self._is_over = False
+        self.connect_timeout_s = self.max_connect_s = CONNECT_TIMEOUT_S
         self.current = self._make_next(0)
 
     @property
@@ -231,6 +237,36 @@ class ContentChannels:
         if current.number != number:
             raise _make_replaced_error(number, "it was lost")
         return current
+
+    def get(self, content_channel: ContentChannel, timeout_s: float | None = None) -> Channel:
+        """Returns the channel to the data worker; the first call that needs it waits until it is connected.
+
+        Args:
+            timeout_s: For a replacement; the first channel may take ``connect_timeout_s``.
+
+        Raises:
+            ConnectError: It cannot be connected; the session is closed.
+            TransferAbortedError: Another channel has replaced it.
+            DeadlineExceededError: It is a replacement, and was not connected in time.
+        """
+        is_first = not content_channel.number
+        return content_channel.get(self.connect_timeout_s if is_first or timeout_s is None else timeout_s)
+
+    def await_current(self, timeout_s: float) -> None:
+        """Waits until the current channel is open.
+
+        Raises:
+            ConnectError: It was not open in time and may be for the next call, or never will be and the session is
+                closed.
+            DeadlineExceededError: A replacement was not open in time.
+        """
+        content_channel = self.current
+        try:
+            content_channel.expect(timeout_s)
+        except DeadlineExceededError as error:
+            if content_channel.number:
+                raise
+            raise self._make_error(str(error)) from error
 
     def feed(self, entry: control_pb2.Rendezvous) -> None:
         """Receives an entry of the server's rendezvous."""

@@ -59,7 +59,7 @@ def ask(
     if not expected:
         on_announced = session.mover.make_early_receiver(request, query.make_wanted)
         return Asked(message, session.send(request, on_announced=on_announced, sample=message), None)
-    pending = session.send(request, content_channel=session.content_channel, sample=message)
+    pending = session.send(request, content_channel=session.contents.current, sample=message)
     # After the request: a receive wakes the server's process too, which takes longer than the request itself.
     layout = query.make_layout(num_rows * num_batches)
     return Asked(
@@ -73,7 +73,7 @@ def _expect_messages(session: Session, query: Query, total: int) -> tuple[int, .
     Returns () if the content may be inline or has values.
     """
     mover = session.mover
-    if not mover.receives_messages or session.is_renewing or query.stored.values or not query.is_exact:
+    if not mover.receives_messages or session.contents.current.is_renewing or query.stored.values or not query.is_exact:
         return ()
     message_nbytes = query.make_layout(total).message_nbytes
     return message_nbytes if sum(message_nbytes) > mover.inline_bytes else ()

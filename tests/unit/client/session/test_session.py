@@ -57,7 +57,7 @@ def opened(connection: ControlConnection, client_id: bytes) -> Session:
 def test_session_when_opened_then_welcome_and_channel(connection: ControlConnection) -> None:
     session = opened(connection, bytes(16))
     assert session.welcome.protocol_version == PROTOCOL_VERSION
-    assert session.get_channel(session.content_channel) is session.get_channel(session.content_channel)
+    assert session.contents.get(session.contents.current) is session.contents.get(session.contents.current)
     session.close()
     session.close()
     assert session.is_lost
@@ -73,7 +73,7 @@ def test_channel_when_it_cannot_be_formed_then_all_waiting_calls_get_one_line_wi
     pending = session.send(1, read=control_pb2.ReadRequest(store="never there", timeout_s=20.0))
     remedy = r"127\.0\.0\.1 must be reachable .* one published port is not enough.*network_mode: host, --advertise"
     with pytest.raises(ConnectError, match=remedy) as raised:
-        session.get_channel(session.content_channel)
+        session.contents.get(session.contents.current)
     assert "\n" not in str(raised.value)
     with pytest.raises(ConnectError, match=remedy):
         pending.wait(10.0, "a read")
@@ -84,10 +84,10 @@ def test_channel_when_it_is_not_there_in_time_then_the_same_error_and_the_sessio
 ) -> None:
     session = opened(connection, bytes(15) + b"\3")
     with pytest.raises(ConnectError, match=r"within 0 s; content needs gloo.*one published port is not enough"):
-        session.await_channel(0.0)
+        session.contents.await_current(0.0)
     assert not session.is_lost
-    session.await_channel(10.0)
-    assert session.get_channel(session.content_channel) is session.get_channel(session.content_channel)
+    session.contents.await_current(10.0)
+    assert session.contents.get(session.contents.current) is session.contents.get(session.contents.current)
     session.close()
 
 
@@ -97,8 +97,8 @@ def test_failure_when_content_on_a_lost_channel_was_the_answer_then_nothing_is_o
     monkeypatch.setattr(abandoned_requests, "SILENT_S", 0.0)
     monkeypatch.setattr(download, "ANSWER_GRACE_S", 0.5)
     session = opened(connection, bytes(15) + b"\4")
-    content_channel = session.content_channel
-    session.get_channel(content_channel)
+    content_channel = session.contents.current
+    session.contents.get(content_channel)
     asked = control_pb2.ReadRequest(store="never there", timeout_s=20.0)
     waiting = [session.send(request, content_channel=content_channel, read=asked) for request in range(1, 9)]
     began_s = time.monotonic()
@@ -108,7 +108,7 @@ def test_failure_when_content_on_a_lost_channel_was_the_answer_then_nothing_is_o
         )
         assert isinstance(error, TransferAbortedError)
     assert time.monotonic() - began_s < 4 * 0.5
-    assert session.content_channel.number == 1
+    assert session.contents.current.number == 1
     assert not session.is_silent
     assert not session.is_lost
     session.close()
@@ -120,7 +120,7 @@ def test_transfer_when_its_channel_is_lost_at_its_deadline_then_nothing_more_is_
     monkeypatch.setattr(download, "ANSWER_GRACE_S", 30.0)
     session = opened(connection, bytes(15) + b"\6")
     asked = control_pb2.ReadRequest(store="never there", timeout_s=20.0)
-    pending = session.send(1, content_channel=session.content_channel, read=asked)
+    pending = session.send(1, content_channel=session.contents.current, read=asked)
     deadline, lost = Deadline.after(0.001), PeerLostError(peer="the server", reason="its bytes were lost")
     began_s = time.monotonic()
     error = download.abort_transfer(session, pending, lost, deadline)
@@ -141,14 +141,14 @@ def test_give_up_when_another_thread_is_about_it_then_waits_for_the_end_of_that(
         close_pairs(*group)
 
     session = opened(connection, bytes(15) + b"\5")
-    content_channel = session.content_channel
-    session.get_channel(content_channel)
+    content_channel = session.contents.current
+    session.contents.get(content_channel)
     monkeypatch.setattr(gloo, "close_pairs", close_slowly)
     lost = PeerLostError(peer="the server", reason="its bytes were lost")
     with ThreadPoolExecutor(2) as threads:
         giving_up = [threads.submit(session.replace_channel, content_channel, lost)]
         assert begun.wait(20.0)
-        assert session.content_channel is not content_channel
+        assert session.contents.current is not content_channel
         giving_up.append(threads.submit(session.replace_channel, content_channel, lost))
         try:
             assert not wait(giving_up, 0.1).done

@@ -74,7 +74,7 @@ def test_finish_posted_when_nothing_is_granted_now_then_none_else_the_content(
     asked = control_pb2.SampleRequest(
         store=name, num_rows=100, fingerprint=stored.fingerprint, message_nbytes=layout.message_nbytes
     )
-    pending = session.send(request, content_channel=session.content_channel, sample=asked)
+    pending = session.send(request, content_channel=session.contents.current, sample=asked)
     posted = post_known_size(layout, session, pending, make_tag(request), client.pool)
     content = finish_known_size(session, pending, posted, spec=stored, layout=layout, deadline=deadline)
     assert (content is None) == (num_live == 0)

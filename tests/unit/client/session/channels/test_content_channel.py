@@ -90,7 +90,12 @@ class Makers:
         self.published: list[control_pb2.Rendezvous] = []
         self.now_s = 100.0
         self.channels = ContentChannels(
-            self._make, self.published.append, peer="the server", on_unformed=add_remedy, clock=lambda: self.now_s
+            self._make,
+            self.published.append,
+            peer="the server",
+            on_unformed=add_remedy,
+            make_error=lambda reason: ConnectError(address="the server", reason=reason),
+            clock=lambda: self.now_s,
         )
 
     def _make(self, number: int, kv_store: KVStore) -> Channel:

@@ -222,8 +222,8 @@ def test_submit_when_the_server_is_gone_before_there_is_a_session_then_all_fail_
 def renewing(client: tdserve.Client) -> Iterator[Session]:
     """A session that has lost its channel, with all threads of its client busy in the block."""
     session = client.session(Deadline.after(30.0))
-    session.get_channel(session.content_channel)
-    session.replace_channel(session.content_channel, PeerLostError(peer="the server", reason="a test"))
+    session.contents.get(session.contents.current)
+    session.replace_channel(session.contents.current, PeerLostError(peer="the server", reason="a test"))
     may_end = Event()
     for _ in range(MAX_THREADS):
         client.run_later(lambda: may_end.wait(30.0))
@@ -241,7 +241,7 @@ def test_submit_when_a_channel_was_lost_then_small_extends_are_sent_at_once_and_
     with renewing(remote_client) as session:
         futures = [queue.extend(rows(1, number), return_early=True) for number in range(100)]
         assert futures[0].result(30.0).tolist() == [0]  # with no thread to wait for
-        assert session.is_renewing
+        assert session.contents.current.is_renewing
     for future in futures:
         future.result(30.0)
     assert queue[:]["number"].tolist() == list(range(100))
