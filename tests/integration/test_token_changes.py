@@ -6,8 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,6 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
-from tdserve.control.connection import ControlConnection
-from tdserve.v1 import control_pb2
 from tests.integration.conftest import FreshServer
 from tests.integration.token_files import TIMEOUT_S, TokenFile
 from tests.processes import wait_for
@@ -228,55 +224,6 @@ def test_token_when_its_entry_changes_then_the_client_goes_on_with_what_it_grant
         wait_for(lambda: not client.stores(), "the new patterns")
         with pytest.raises(tdserve.PermissionDeniedError):
             table.sample(1)
-
-
-def _wait_for_store(address: str, token: str, timeout_s: float) -> Future[Any]:
-    """Makes the call that waits for the store "later"; returns its answer or error once it is there."""
-    asked, ended = control_pb2.DescribeStoreRequest(name="later", timeout_s=timeout_s), Future[Any]()
-
-    def call() -> None:
-        with closing(ControlConnection(address, token=token)) as connection:
-            try:
-                ended.set_result(connection.call("DescribeStore", asked, timeout_s=timeout_s))
-            except tdserve.TDServeError as error:
-                ended.set_exception(error)
-
-    threading.Thread(target=call, name="test-call", daemon=True).start()
-    return ended
-
-
-@pytest.mark.slow
-def test_call_when_its_token_is_revoked_while_it_waits_then_ends_and_others_wait_on(
-    tokens: TokenFile, server: tdserve.Server, operator: tdserve.Client
-) -> None:
-    revoked, other = (tokens.add(name, "read") for name in ("revoked", "other"))
-    for token in (revoked, other):
-        connect(server, token).close()
-    ended, waiting = (_wait_for_store(server.address, token, TIMEOUT_S) for token in (revoked, other))
-    tokens.remove("revoked")
-    error = ended.exception(timeout=BUSY_S)
-    assert isinstance(error, tdserve.UnauthenticatedError)
-    assert "revoked" in str(error)
-    operator.create_replay("later", ROW, 10)
-    assert waiting.result(timeout=BUSY_S).name == "later"
-
-
-@pytest.mark.slow
-def test_call_when_the_entry_of_its_token_changes_while_it_waits_then_the_client_asks_again_with_what_it_grants_now(
-    tokens: TokenFile, server: tdserve.Server, operator: tdserve.Client
-) -> None:
-    with connect(server, tokens.add("member", "read")) as client:
-        ended = Future[Any]()
-
-        def call() -> None:
-            try:
-                ended.set_result(client.replay("later", timeout_s=TIMEOUT_S))
-            except tdserve.TDServeError as error:
-                ended.set_exception(error)
-
-        threading.Thread(target=call, name="test-call", daemon=True).start()
-        tokens.change("member", stores=["other*"])
-        assert isinstance(ended.exception(timeout=TIMEOUT_S), tdserve.PermissionDeniedError)
 
 
 @pytest.mark.slow
