@@ -92,7 +92,7 @@ class RestoreOptions:
         checkpoint: Id of the checkpoint; None: the newest.
         names: Name, or names, of the stores; None: all.
         prefix: Put in front of the name of each.
-        deadline: Of all of it.
+        deadline: Deadline of the whole restore.
         on_progress: Called after each block.
     """
 

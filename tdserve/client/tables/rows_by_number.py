@@ -175,7 +175,7 @@ def get_keys(read: Callable[[Sequence[Path]], Any], key: str | Path | list[Any],
 def _get_entry(found: Any, path: Path, store: str) -> Any:
     if not len(found.keys()):
         unknown = f"without a row the structure of {'.'.join(path)!r} is unknown"
-        reason = f"no row is selected, and rows of this table differ: {unknown}"
+        reason = f"it selects no rows, and rows of this table differ: {unknown}"
         raise SelectionError(selection=f"of table {store!r}", reason=reason)
     if isinstance(found, dict):
         return reduce(operator.getitem, path, found)

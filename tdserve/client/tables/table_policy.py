@@ -69,7 +69,7 @@ def ask_versions_in_time(
     """Requests the range of versions of a table's policy that lag by at most ``max_lag``; one message each way.
 
     Args:
-        kind: Of the table that is meant.
+        kind: Kind of the table that is meant.
     """
 
     def attempt(session: Session, request: int, deadline: Deadline) -> range:

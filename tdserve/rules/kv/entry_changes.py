@@ -56,7 +56,7 @@ def compute_begin(uid: str, *, former_version: int, num_shards: int) -> int:
     Args:
         uid: Incarnation of the store.
         former_version: The last version of earlier stores of its name at this server.
-        num_shards: Of a part of a shared store, the number of parts; 0 for a store of one server.
+        num_shards: Number of parts of a shared store; 0 for a store of one server.
     """
     return int(uid[:13], 16) if num_shards else former_version
 

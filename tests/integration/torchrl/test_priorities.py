@@ -150,7 +150,7 @@ def test_sampler_when_it_contradicts_the_table_then_is_refused_by_name_or_draws_
     other = TensorDictPrioritizedReplayBuffer(storage=make_table(), alpha=0.5, beta=1.0, batch_size=50)
     with pytest.raises(tdserve.WrongStateError, match=f"alpha=0.5.*{name}.*alpha=1.0"):
         other.sample()
-    with pytest.raises(tdserve.NotSupportedError, match=r"alpha .* a new table can have 0\.2"):
+    with pytest.raises(tdserve.NotSupportedError, match=r"alpha .* create another table for 0\.2"):
         first.sampler.alpha = 0.2
 
 

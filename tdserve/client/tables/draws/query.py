@@ -36,7 +36,7 @@ class Query:
         replaces_torn: Whether they replace rows that were overwritten while they were copied.
         is_numpy: Whether they are handed over as NumPy arrays.
         share: The part of one rank in a draw for several; None: a draw of its own.
-        whole_rows: Of slices, rows of the sample of which several servers draw a part each; 0: this is all of it.
+        whole_rows: Rows of a whole sample of slices, of which several servers draw a part each; 0: this is all of it.
         awaits_done: Whether it is over only when the server says so: until then the server may draw rows that leave
             with it again after a crash.
         min_rows: On lease, from how many rows on fewer come than are asked for; 0: all.
