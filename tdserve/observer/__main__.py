@@ -11,7 +11,9 @@ import gc
 import logging
 import os
 import socket
+import ssl
 import sys
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -19,9 +21,9 @@ import uvicorn
 import tdserve
 from tdserve.base.client_setup import begin_client_process
 from tdserve.base.errors import TDServeError
+from tdserve.base.tls import ServerFiles, make_server_context
 from tdserve.client.session.catalog.catalog_client import CatalogClient
 from tdserve.observer.app import make_app
-from tdserve.observer.page_tls import PageTLS
 from tdserve.observer.pages.row_preview import RowPreviews
 from tdserve.observer.snapshots import ASK_TIMEOUT_S, Snapshots
 from tdserve.observer.viewers import Viewer, Viewers
@@ -38,6 +40,35 @@ PREVIEW_TIMEOUT_S = 10.0
 
 QUIET_LOGGERS = ("uvicorn.error", "tdserve.client")
 """Loggers that repeat what the control process logs, or what any process with a socket can cause."""
+
+
+_log = logging.getLogger("tdserve.observer")
+
+
+class PageTLS:
+    """The TLS of the next connections, by the server's certificate, which is read again when it changes.
+
+    Args:
+        cert, key: PEM files of the certificate.
+        client_ca: PEM file of the authorities for clients; None asks clients for no certificate.
+
+    Raises:
+        InvalidRequestError: They cannot be used.
+    """
+
+    def __init__(self, cert: str, key: str, client_ca: str | None) -> None:
+        self._files = ServerFiles(cert, key, client_ca, load=partial(make_server_context, "tls_cert"), log=_log)
+
+    def make_context(self) -> ssl.SSLContext:
+        """Returns a context for a port; each handshake looks whether the files have changed."""
+        context = self._files.loaded
+
+        def choose(connection: ssl.SSLObject, name: str | None, port: ssl.SSLContext) -> None:
+            self._files.renew()
+            connection.context = self._files.loaded
+
+        context.sni_callback = choose  # called for clients that name no server, too
+        return context
 
 
 async def serve(settings: dict[str, Any]) -> None:
@@ -104,7 +135,7 @@ def main() -> int:
     try:
         asyncio.run(serve(settings))
     except TDServeError as error:
-        logging.getLogger("tdserve.observer").error("%s", error)
+        _log.error("%s", error)
         return 1
     return 0
 

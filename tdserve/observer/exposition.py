@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -12,7 +13,6 @@ from tdserve.base.config import TRANSPORTS
 from tdserve.messages.call_names import COUNTED_CALLS, READ
 from tdserve.messages.store_figures import find_num_rows
 from tdserve.messages.store_kinds import name_counted_kind, name_kind
-from tdserve.observer.labels import OTHER, make_label
 from tdserve.observer.metric_table import METRICS
 from tdserve.observer.snapshots import ServerSnapshot
 from tdserve.v1 import control_pb2
@@ -21,6 +21,12 @@ MAX_READERS = 500
 """Most series of readers, over all weights stores."""
 
 MAX_DEGRADED = 100
+
+MAX_LABEL_CHARACTERS = 128
+"""Length of a label; names of stores have up to 200 bytes, and few more than 60 characters."""
+
+OTHER = "__other__"
+"""Label of what is summed up, so that the number of series stays bounded."""
 
 Labels = tuple[str, ...]
 PlainFamily = GaugeMetricFamily | CounterMetricFamily
@@ -192,3 +198,17 @@ def _make_histogram(calls: Iterable[control_pb2.CallFigures]) -> Family:
 
 
 _BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+def make_label(text: str) -> str:
+    """Returns the label of a text of a stranger: short, printable, and different for different texts.
+
+    It is the text if that is such and not ``OTHER``; else what can be shown of it, with a part of its hash.
+    """
+    if text.isprintable() and len(text) <= MAX_LABEL_CHARACTERS and text != OTHER:
+        return text
+    shown = "".join(
+        each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text[: MAX_LABEL_CHARACTERS - 10]
+    )
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{shown}\N{HORIZONTAL ELLIPSIS}#{digest}"

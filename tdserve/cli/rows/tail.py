@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,9 @@ import click
 from rich.console import Console
 
 from tdserve.base.errors import DeadlineExceededError, NotSupportedError, TransportError
+from tdserve.cli.rows.first_rows import iter_columns, nest_leaves
 from tdserve.cli.rows.new_rows import LatestRows, NewRows
-from tdserve.cli.rows.row_lines import make_row_documents, make_row_lines
-from tdserve.cli.screen.render import escape_unprintable, print_json_lines, print_lines
+from tdserve.cli.screen.render import escape_unprintable, format_cell, format_key, print_json_lines, print_lines
 from tdserve.cli.shell.held_warnings import show_warnings
 from tdserve.cli.shell.number_types import TimeRange
 from tdserve.cli.shell.options import Inquiry, ask_server, report_left_out, take_store
@@ -136,8 +136,8 @@ def _list_lines(found: LatestRows) -> list[tuple[str, Any]]:
     more = [(f"... {left_out:,} rows are left out", {"left_out": left_out})] if left_out else []
     if found.rows is None:
         return more
-    lines = make_row_lines(found.rows, found.numbers)
-    return [*more, *zip(lines, make_row_documents(found.rows, found.numbers), strict=True)]
+    lines = _make_row_lines(found.rows, found.numbers)
+    return [*more, *zip(lines, _make_row_documents(found.rows, found.numbers), strict=True)]
 
 
 def _look_at_rows(client: Client | ClusterClient, name: str, num_rows: int) -> Look:
@@ -155,7 +155,7 @@ def _look_at_rows(client: Client | ClusterClient, name: str, num_rows: int) -> L
         with allow_unknown_classes():
             rows = client[name][begin:]
         numbers = range(begin, begin + len(rows))
-        return list(zip(make_row_lines(rows, numbers), make_row_documents(rows, numbers), strict=True))
+        return list(zip(_make_row_lines(rows, numbers), _make_row_documents(rows, numbers), strict=True))
 
     return look
 
@@ -176,3 +176,26 @@ def _look_at_versions(client: Client | ClusterClient, name: str, num_rows: int) 
         ]
 
     return look
+
+
+def _make_row_lines(rows: Any, numbers: Sequence[int]) -> list[str]:
+    """Returns ``row NUMBER  key value  key value ...`` of each row of a tensordict."""
+    columns = list(iter_columns(rows))
+    keys = [format_key(each.path[0] if len(each.path) == 1 else each.path) for each in columns]
+    lines = []
+    for at, number in enumerate(numbers):
+        cells = [format_cell(each.value[at] if each.is_per_row else each.value) for each in columns]
+        lines.append("  ".join([f"row {number}", *map(" ".join, zip(keys, cells, strict=True))]))
+    return lines
+
+
+def _make_row_documents(rows: Any, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    """Returns ``{"row": NUMBER, "data": {...}}`` of each row of a tensordict."""
+    columns = list(iter_columns(rows))
+    return [
+        {
+            "row": number,
+            "data": nest_leaves(each._replace(value=each.value[at]) if each.is_per_row else each for each in columns),
+        }
+        for at, number in enumerate(numbers)
+    ]

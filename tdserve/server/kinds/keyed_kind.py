@@ -93,7 +93,7 @@ class KeyedKind(StoreKind):
         try:
             with read_tables(store) as tables:
                 return former_version if tables is None else max(tables.find_last_version(), former_version)
-        except TDServeError:  # nobody knows them
+        except TDServeError:  # they cannot be read
             return former_version + STEP_AFTER_LOSS
 
     def begin_copy(self, folder: FilePath, record: StoreRecord, state: dict[str, Any], db: CatalogDB) -> dict[str, Any]:

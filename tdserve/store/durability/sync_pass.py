@@ -69,7 +69,7 @@ class Pass:
         """Makes the pass; blocks for the disk.
 
         Args:
-            is_over: Called before each store; returns whether nobody waits for the pass any more.
+            is_over: Called before each store; returns whether no caller waits for the pass any more.
 
         Returns:
             The reason for each store that was not synced, by uid; all others were.

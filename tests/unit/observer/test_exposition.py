@@ -8,8 +8,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from tdserve.observer.exposition import FAULT_CODES, MAX_DEGRADED, MAX_READERS
-from tdserve.observer.labels import OTHER
+from tdserve.observer.exposition import FAULT_CODES, MAX_DEGRADED, MAX_READERS, OTHER
 from tdserve.observer.metric_table import METRICS
 from tdserve.observer.metrics_routes import encode
 from tdserve.observer.snapshots import ServerSnapshot

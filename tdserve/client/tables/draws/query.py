@@ -121,7 +121,7 @@ class Query:
         )
 
     def hand_over(self, rows: Any) -> Any:
-        """Returns rows in the form that the caller wants."""
+        """Returns rows in the form that the caller has asked for."""
         return to_arrays(rows) if self.is_numpy else rows
 
     def make_layout(self, num_rows: int) -> Layout:
