@@ -213,4 +213,4 @@ def test_publish_when_its_answer_was_lost_and_its_structure_is_forgotten_then_th
     for number in range(2 * MANY_STRUCTURES):  # above this number, the server forgets structures that no store has
         deaf.other.init_remote(TensorDict({f"key-{number}": torch.zeros(1)}), "structured")
         deaf.other.delete("structured")
-    assert deaf.client.publish("published", rows(1, 2, 3, 4, 5)) == 1
+    assert deaf.client.publish("published", rows(1, 2, 3, 4, 5)) == 2

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
+MOVING_S = 1.0
+"""How long a list of stores looks for one that is being moved; then it counts as there."""
+
 
 @leave_modes_in_calls
 class ClusterClient(ClusterMoves):
@@ -107,7 +110,7 @@ class ClusterClient(ClusterMoves):
         names = {name for here, _ in listed.values() for name in here}
         # A store that moves meanwhile may be nowhere at the time when a server is asked.
         unseen = {name for _, moved in listed.values() for name in moved} - names
-        names.update(name for name in unseen if self.directory.find_again(name) is not None)
+        names.update(name for name in unseen if self.directory.has_store(name, Deadline.after(MOVING_S)))
         is_whole = len(listed) == len(self.members)  # otherwise the record of a part may be at a server that is lost
         return sorted(
             name for name in names if (whole := find_whole(name)) is None or (is_whole and whole not in names)

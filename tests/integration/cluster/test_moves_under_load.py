@@ -200,3 +200,34 @@ def test_stores_when_they_move_all_the_time_then_nothing_is_lost_or_doubled(addr
         assert client.kv(names["keyed"])["n"] == counted
         for name in names.values():
             client.delete(name)
+
+
+@pytest.mark.slow
+def test_list_when_a_store_moves_all_the_time_then_always_has_it(
+    servers: list[tdserve.Server], client: tdserve.ClusterClient, address: str, name: str
+) -> None:
+    client.memmap(TensorDict({"x": torch.zeros(3)}, [3]), name)
+    is_over = Event()
+
+    def move() -> int:
+        num_moves = 0
+        with tdserve.connect(address) as mover:
+            assert isinstance(mover, tdserve.ClusterClient)
+            while not is_over.is_set() or num_moves < 10:
+                mover.rebalance(name, (mover.find_server(name) + 1) % 3)
+                num_moves += 1
+        return num_moves
+
+    with ThreadPoolExecutor(1) as threads:
+        moving = threads.submit(move)
+        try:
+            lists = [client.stores(name) for _ in range(1000)]
+        finally:
+            is_over.set()
+        assert moving.result(timeout=60) >= 10
+    assert [listed for listed in lists if name not in listed] == []
+    client.rebalance(name, 2)
+    with tdserve.connect(",".join(server.address for server in servers[:2])) as some:  # one has a record of it
+        assert name not in some.stores()
+    client.delete(name)
+    assert name not in client.stores()

@@ -57,7 +57,7 @@ def checkpoint_cluster(
     while True:
         made = _checkpoint_each(members, place, deadline, on_progress)
         kept = {name for each in made for name in (*each.left_out, *(store.name for store in each.stores))}
-        missing = [name for name in sorted(before - kept) if directory.find_again(name, deadline) is not None]
+        missing = [name for name in sorted(before - kept) if directory.has_store(name, deadline)]
         if not missing:
             break
         failed += made

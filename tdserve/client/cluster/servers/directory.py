@@ -169,6 +169,15 @@ class Directory:
         self.find(name, deadline)
         return self._places.get(name)
 
+    def has_store(self, name: str, deadline: Deadline) -> bool:
+        """Returns whether one of these servers has a store, or gets it at the moment, by what they answer now."""
+        try:
+            return self.find_again(name, deadline) is not None
+        except (StoreMovedError, DeadlineExceededError):
+            return True
+        except WrongStateError:  # it is at a server that is not one of these
+            return False
+
     def describe(self, name: str, deadline: Deadline, *, is_awaited: bool = False) -> tuple[StoreDescription, Place]:
         """Describes a store, or the record that its owner has of it.
 
