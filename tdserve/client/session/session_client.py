@@ -209,7 +209,8 @@ class SessionClient:
             TDServeError: The server's answer.
         """
         with nullcontext() if self._traces is None else self._traces.trace_call():
-            if not store or not is_patient():  # who has set another patience follows by itself
+            # Who has set another patience follows by itself.
+            if not store or self.follow is follow_nowhere or not is_patient():
                 return self._call_anywhere(attempt, deadline, request)
             is_write = self.requests.is_write(request)
 
