@@ -74,9 +74,8 @@ class Syncing:
         self._wanted: set[str] = set()
         self._resting: set[str] = set()  # those of the wanted stores that could not be synced
         self._all_rest = False  # the last pass failed as a whole, and any other would now
-        self._due_s = self._retry_s = (
-            math.inf
-        )  # when the next regular pass is due, and the next one over those that rest
+        self._due_s = math.inf  # when the next regular pass is due
+        self._retry_s = math.inf  # when the next pass over those that rest is due
         self._wakeup = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._has_seen_all = False
