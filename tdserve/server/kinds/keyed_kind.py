@@ -15,7 +15,6 @@ from tdserve.base.errors import InvalidSpecError, TDServeError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.rules.kv.keyed_state import KeyedState
-from tdserve.rules.weights import STEP_AFTER_LOSS
 from tdserve.server.kinds.store_kind import KindStores, StoreKind
 from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.open_store.specs import Specs
@@ -85,16 +84,13 @@ class KeyedKind(StoreKind):
         keyed, stored = KeyedState(settings), settings.make_stored_spec(spec.fingerprint)
         return OpenedStore(record, stored, folder, row_spec=spec, generations=generations, keyed=keyed)
 
-    def find_last_version(self, store: OpenedStore, db: CatalogDB) -> int:
+    def read_last_version(self, store: OpenedStore, db: CatalogDB) -> int:
         """Returns 0 for a part of a shared store, whose versions begin at a number of its incarnation."""
-        former_version = store.record.former_version
         if KeyedSettings.from_json(store.record.settings).num_shards:
             return 0
-        try:
-            with read_tables(store) as tables:
-                return former_version if tables is None else max(tables.find_last_version(), former_version)
-        except TDServeError:  # they cannot be read
-            return former_version + STEP_AFTER_LOSS
+        with read_tables(store) as tables:
+            last = 0 if tables is None else tables.find_last_version()
+        return max(last, store.record.former_version)
 
     def begin_copy(self, folder: FilePath, record: StoreRecord, state: dict[str, Any], db: CatalogDB) -> dict[str, Any]:
         """Skips the numbers of versions that were put since."""

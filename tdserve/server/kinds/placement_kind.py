@@ -73,7 +73,7 @@ class PlacementKind(StoreKind):
     def find_obstacle(self, record: StoreRecord) -> str:
         return "it has parts on several servers, each of which moves by its own name"
 
-    def find_last_version(self, store: OpenedStore, db: CatalogDB) -> int:
+    def read_last_version(self, store: OpenedStore, db: CatalogDB) -> int:
         return find_last_elsewhere(store.record)
 
     def repair(self, folder: FilePath, record: StoreRecord, db: CatalogDB, specs: Specs) -> str:

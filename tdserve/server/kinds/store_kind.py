@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Protocol
 
+from tdserve.base.errors import TDServeError
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord, check_durability, check_max_object_bytes
+from tdserve.rules.weights import STEP_AFTER_LOSS
 from tdserve.server.kinds.row_files import make_files
 from tdserve.server.mutations.unfinished_writes import UnfinishedWrites
 from tdserve.server.open_store.opened_store import OpenedStore
@@ -150,6 +152,13 @@ class StoreKind(ABC):
     def find_last_version(self, store: OpenedStore, db: CatalogDB) -> int:
         """Returns the last version that any client may know of a store, which is being deleted or leaves; 0 for a kind
         without versions whose order counts."""
+        try:
+            return self.read_last_version(store, db)
+        except TDServeError:  # it is damaged
+            return store.record.former_version + STEP_AFTER_LOSS
+
+    def read_last_version(self, store: OpenedStore, db: CatalogDB) -> int:
+        """As ``find_last_version``. Raises CorruptDataError if the version cannot be read."""
         return 0
 
     # ------------------------------------------------------------ description

@@ -7,10 +7,10 @@ from pathlib import Path as FilePath
 
 import numpy as np
 
+from tdserve.base.errors import CorruptDataError
 from tdserve.messages.content import may_be_packed_as_zeros
 from tdserve.messages.row_sets import RowSet
 from tdserve.rules.catalog import StoreRecord
-from tdserve.rules.weights import STEP_AFTER_LOSS
 from tdserve.server.kinds.store_kind import KindStores, StoreKind
 from tdserve.server.kinds.surviving_rows import SurvivingRows
 from tdserve.server.open_store.opened_store import OpenedStore
@@ -45,9 +45,9 @@ class TensordictKind(StoreKind):
         stores.unfinished_writes.restore(store)
         return store
 
-    def find_last_version(self, store: OpenedStore, db: CatalogDB) -> int:
-        if store.generations is None:  # they are damaged
-            return store.record.former_version + STEP_AFTER_LOSS
+    def read_last_version(self, store: OpenedStore, db: CatalogDB) -> int:
+        if store.generations is None:
+            raise CorruptDataError(path=str(store.folder), expected="generations", actual="none that can be read")
         return store.content_version
 
     def repair(self, folder: FilePath, record: StoreRecord, db: CatalogDB, specs: Specs) -> str:

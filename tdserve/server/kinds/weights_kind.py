@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
-from tdserve.base.errors import TDServeError
 from tdserve.rules.catalog import StoreRecord
 from tdserve.rules.weights import STEP_AFTER_LOSS, Versions
 from tdserve.server.kinds.store_kind import KindStores, StoreKind, load_state
@@ -55,12 +54,8 @@ class WeightsKind(StoreKind):
     def get_state(self, store: OpenedStore) -> dict[str, Any]:
         return store.get_versions().get_state()
 
-    def find_last_version(self, store: OpenedStore, db: CatalogDB) -> int:
-        try:
-            versions = store.versions or load_versions(db, store.record)
-        except TDServeError:  # they are unknown
-            return store.record.former_version + STEP_AFTER_LOSS
-        return versions.last_number
+    def read_last_version(self, store: OpenedStore, db: CatalogDB) -> int:
+        return (store.versions or load_versions(db, store.record)).last_number
 
     def rename_orders(self, state: dict[str, Any], names: Mapping[tuple[bytes, str], str]) -> dict[str, Any]:
         versions = Versions.restore(state)
