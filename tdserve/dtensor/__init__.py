@@ -187,7 +187,7 @@ def _read_newest(
                 raise
             found = None
         if found is None:
-            if lost is not None:
+            if lost is not None and step is deadline:
                 raise lost
             return None
         check_fit(found.contents, state, into=into, store=name, strict=strict)

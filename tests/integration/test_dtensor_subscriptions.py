@@ -114,10 +114,11 @@ def test_subscription_when_closed_while_another_thread_waits_then_the_iteration_
         assert list(subscription) == []
 
 
+@pytest.mark.parametrize("step_s", [0.1, 0.01])  # each step finds the version that is lost, some with no time left
 def test_subscription_when_a_part_of_the_next_is_gone_then_it_waits_for_the_one_after_it(
-    client: tdserve.Client, name: str, thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    client: tdserve.Client, name: str, thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, step_s: float
 ) -> None:
-    monkeypatch.setattr("tdserve.client.weights.subscription.STEP_S", 0.1)  # each step finds the version that is lost
+    monkeypatch.setattr("tdserve.client.weights.subscription.STEP_S", step_s)
     dtensor.publish(client, name, make(1))
     client.delete(f"{name}.part-0")
     into = make(0)

@@ -8,7 +8,7 @@ from threading import Lock
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import ClosedError, DeadlineExceededError, ForkedClientError, TDServeError
 from tdserve.client.content.outer_modes import leave_modes_in_calls
-from tdserve.client.session.calls.call_conditions import may_repeat
+from tdserve.client.session.calls.call_conditions import is_over, may_repeat
 from tdserve.client.session.calls.call_deadline import begin_step
 from tdserve.client.session.calls.cancellation import Cancellation
 from tdserve.client.weights.pulls import Weights
@@ -20,8 +20,8 @@ subscription is noticed after this time."""
 MIN_STEP_S = 0.001
 
 Pull = Callable[[int | None, Deadline, Deadline], Weights | None]
-"""Gets the newest version above a number; None if there is none and it does not wait. Waits for one until the first
-deadline, and for its content until the second."""
+"""Gets the newest version above a number; None if there is none and it does not wait, or has no time left to. Waits for
+one until the first deadline, and for its content until the second."""
 
 
 @leave_modes_in_calls
@@ -75,10 +75,12 @@ class Subscription:
             finally:
                 with self._lock:
                     self._under_way = None
-            if found is None:  # asked without waiting
-                raise DeadlineExceededError(what=f"a version of {self._name!r}", timeout_s=deadline.timeout_s)
             if self._is_closed:
                 break
+            if found is None:  # asked without waiting, or with what was left of the step
+                if is_over(deadline, 0.0):
+                    raise DeadlineExceededError(what=f"a version of {self._name!r}", timeout_s=deadline.timeout_s)
+                continue
             self._newer_than = found.version
             return found
         raise StopIteration

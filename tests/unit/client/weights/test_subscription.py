@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, InvalidRequestError
 from tdserve.client.weights.pulls import Weights
 from tdserve.client.weights.subscription import Subscription
@@ -131,3 +132,10 @@ def test_subscription_when_it_would_be_of_nothing_then_refused_at_once(client: t
         client.subscribe("not/a name")
     with pytest.raises(InvalidRequestError, match="into"):
         client.subscribe("w", out=TensorDict({}, []), into=torch.nn.Linear(1, 1))
+
+
+def test_subscription_when_a_step_had_no_time_left_to_wait_then_the_next_step_follows() -> None:
+    found = Weights(2, TensorDict(a=torch.ones(1)), {})
+    steps = iter([None, None, found])
+    subscription = Subscription("w", lambda *_: next(steps), lambda: Deadline.after(20.0), newer_than=1)
+    assert next(subscription) is found
