@@ -20,7 +20,8 @@ class TDServeError(Exception):
         request_id: Id of the request that a server has answered so: its log has the same id. "" for any other error.
         shards_done: Shards that have done what a call on a shared store asked of them, although others have failed;
             () for any other error, also where it is unknown, as after DeadlineExceededError. The text says what it was.
-        values: What a ``pop`` had read before it failed, which may be deleted; None for any other error. It is in this
+        values: What a ``pop`` had read before it failed, which may be deleted; or the rows that a consumer's ``sample``
+            of a shared table had acknowledged, which it gets nowhere else. None for any other error. It is in this
             process only: a pickled error does not have it.
     """
 

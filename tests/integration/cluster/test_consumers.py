@@ -66,3 +66,34 @@ def test_sample_when_one_of_several_servers_is_started_again_before_the_acknowle
     had = [number for _ in range(2) for number in table.sample(15, consumer="trainer")["number"].tolist()]
     assert sorted(had) == list(range(30))
     user.delete(name)
+
+
+@pytest.mark.slow
+def test_sample_when_a_server_is_killed_between_acknowledgements_then_the_error_has_the_acknowledged_rows(
+    user: tdserve.ClusterClient, crashing: list[Crashing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = next_name()
+    table = user.create_replay(name, rows(1)[0], 300, shards=3)
+    fill_each(table)
+
+    acknowledge, killed = sharded_replay.acknowledge, list[Crashing]()
+
+    def kill_the_second(client: Any, *arguments: Any) -> None:
+        monkeypatch.setattr(sharded_replay, "acknowledge", acknowledge)
+        killed.extend(each for each in crashing if each.server.address == client.address)
+        killed[0].kill()
+        acknowledge(client, *arguments)
+
+    def pass_the_first(*arguments: Any) -> None:
+        monkeypatch.setattr(sharded_replay, "acknowledge", kill_the_second)
+        acknowledge(*arguments)
+
+    monkeypatch.setattr(sharded_replay, "acknowledge", pass_the_first)
+    with pytest.raises(tdserve.TDServeError) as caught:
+        table.sample(30, consumer="trainer", timeout_s=3.0)
+    had = caught.value.values["number"].tolist()
+    assert 0 < len(had) < 30
+    killed[0].start()
+    had += table.sample(30 - len(had), consumer="trainer", timeout_s=TIMEOUT_S)["number"].tolist()
+    assert sorted(had) == list(range(30))
+    user.delete(name)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import DeadlineExceededError, TransportError, WrongStateError
+from tdserve.base.errors import DeadlineExceededError, TDServeError, TransportError, WrongStateError
 from tdserve.client.cluster.servers.cluster_servers import ClusterServers
 from tdserve.client.cluster.servers.directory import compute_look_s
 from tdserve.client.cluster.tables.drawn_parts import DrawnPart
@@ -117,20 +117,26 @@ class ShardedReplayHandle(ShardedTable):
 
     def _take_all(self, queries: Callable[[Any], Query], num_rows: int, deadline: Deadline) -> Any:
         """Takes rows and acknowledges them when they are in the form that the caller asked for, so that those of a call
-        that raises are given back; takes others for those that it cannot acknowledge."""
+        that raises are given back; takes others for those that it cannot acknowledge. The error of a call that ends in
+        between has the rows that were acknowledged as its ``values``: the consumer gets them nowhere else."""
         taken: list[DrawnPart] = []
         found = None
-        while num_missing := num_rows - sum(part.rows.spec.batch_size[0] for part in taken):
-            drawn = self._draws.draw(queries, num_missing, deadline)
-            try:
-                found = self._build([*taken, *drawn])
-                while drawn:
-                    if self._acknowledge(drawn[0], deadline):
-                        taken.append(drawn[0])
-                    del drawn[0]
-            except BaseException:
-                self._draws.give_back(drawn, deadline)
-                raise
+        try:
+            while num_missing := num_rows - sum(part.rows.spec.batch_size[0] for part in taken):
+                drawn = self._draws.draw(queries, num_missing, deadline)
+                try:
+                    found = self._build([*taken, *drawn])
+                    while drawn:
+                        if self._acknowledge(drawn[0], deadline):
+                            taken.append(drawn[0])
+                        del drawn[0]
+                except BaseException:
+                    self._draws.give_back(drawn, deadline)
+                    raise
+        except TDServeError as error:
+            if taken:
+                error.values = self._build(taken)
+            raise
         return found
 
     def _acknowledge(self, part: DrawnPart, deadline: Deadline) -> bool:
