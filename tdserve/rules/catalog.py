@@ -26,6 +26,9 @@ writes also survive a loss of power."""
 DEFAULT_MAX_OBJECT_BYTES = 1 << 30
 """Room for a million strings of a kilobyte. It costs address space only, of which a process has 128 TiB."""
 
+IS_COMING = "a move has brought one, and is not over; repeat the call, or move a store to that server to end the move"
+"""Why a name is taken by a store that is not visible yet."""
+
 _OBJECT_BYTES_LIMITS = (1 << 20, 1 << 42)
 _OBJECT_BYTES_STEP = 1 << 16
 """A multiple of every page size."""
@@ -173,6 +176,7 @@ class Catalog:
         self._visible = sorted(name for name, record in self._records.items() if not record.loading)
         self._kinds = Counter(record.shown_kind for record in self._records.values() if not record.loading)
         self._names = {record.uid: record.name for record in self._records.values()}
+        self._coming: dict[str, str] = {}  # incarnations that moves have brought, by name
         self._folders = sorted(_make_folder_key(record) for record in self._records.values() if record.adopted)
 
     def __len__(self) -> int:
@@ -194,7 +198,8 @@ class Catalog:
         Raises:
             StoreExistsError: The name is taken, perhaps by a store that is still loading. Nothing was changed.
         """
-        self.check_free(record.name)
+        self.check_free(record.name, uid=record.uid)
+        self.forget_coming(record)
         self._records[record.name] = record
         self._names[record.uid] = record.name
         if record.adopted:
@@ -202,8 +207,21 @@ class Catalog:
         if not record.loading:
             self._show(record)
 
-    def check_free(self, name: str) -> None:
-        """Raises StoreExistsError if a store has this name, perhaps one that is still loading."""
+    def expect(self, record: StoreRecord) -> None:
+        """Keeps the name of a store that a move has brought, until it is added: the other server may have released it,
+        so a store that took the name would be in the place of the only one that there is."""
+        self._coming[record.name] = record.uid
+
+    def forget_coming(self, record: StoreRecord) -> None:
+        """Gives the name of a store free that a move has brought, and will not show."""
+        if self._coming.get(record.name) == record.uid:
+            del self._coming[record.name]
+
+    def check_free(self, name: str, *, uid: str = "") -> None:
+        """Raises StoreExistsError if a store has this name, perhaps one that is still loading, or another incarnation
+        than this comes from another server."""
+        if self._coming.get(name, uid) != uid:
+            raise StoreExistsError(name=name, reason=IS_COMING)
         present = self._records.get(name)
         if present is not None:
             raise StoreExistsError(
@@ -263,8 +281,8 @@ class Catalog:
         return self._names.get(uid)
 
     def is_taken(self, name: str) -> bool:
-        """Returns whether a store has this name, even one that is still loading."""
-        return name in self._records
+        """Returns whether a store has this name, even one that is still loading, or comes from another server."""
+        return name in self._records or name in self._coming
 
     def get(self, name: str, *, with_loading: bool = False) -> StoreRecord:
         """Returns the record of a store.

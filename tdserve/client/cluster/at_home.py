@@ -8,11 +8,13 @@ from inspect import signature
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from tdserve.base.deadline import Deadline
-from tdserve.base.errors import StoreNotFoundError, WrongStateError
+from tdserve.base.errors import StoreExistsError, StoreNotFoundError, WrongStateError
 from tdserve.client.client import Client
 from tdserve.client.cluster.moves.cluster_moves import ClusterMoves
+from tdserve.client.cluster.moves.cut_short_moves import finish_cut_short
 from tdserve.client.cluster.servers.directory import Place
 from tdserve.client.session.calls.call_deadline import within
+from tdserve.rules.catalog import IS_COMING
 from tdserve.rules.placement import check_no_part
 
 _Parameters = ParamSpec("_Parameters")
@@ -47,15 +49,15 @@ def at_home(
         if is_timed:
             kwargs.pop("timeout_s", None)
         place, may_create = _find_place(self, store, call_name, deadline), call_name in NAMING
-        if call_name in CREATING:
-            with within(deadline), self.directory.begin_creation(store, place.server):
-                return getattr(self.members.get(place.server), call_name)(*args, **kwargs)  # type: ignore[no-any-return]
-        if is_timed and deadline.expired:
-            self.members.raise_if_lost(place.server, f"which may have {store!r}")
 
         def call_client(client: Client) -> _Result:
             return getattr(client, call_name)(*args, **kwargs)  # type: ignore[no-any-return]
 
+        if call_name in CREATING:
+            with within(deadline):
+                return _create(self, store, place.server, call_client)
+        if is_timed and deadline.expired:
+            self.members.raise_if_lost(place.server, f"which may have {store!r}")
         with within(deadline):
             if may_create:
                 self.directory.check_creation(store)
@@ -67,6 +69,20 @@ def at_home(
                 return self.directory.call_there(store, again, call_client, deadline)[0]
 
     return cast("Callable[Concatenate[ClusterMoves, _Parameters], _Result]", call)
+
+
+def _create(moves: ClusterMoves, store: str, server: int, create: Callable[[Client], _Result]) -> _Result:
+    """Creates a store at the server that decides about its name. If a move that was cut short has brought one there,
+    that is shown or removed first, as the other servers know of it."""
+    try:
+        with moves.directory.begin_creation(store, server):
+            return create(moves.members.get(server))
+    except StoreExistsError as error:
+        if error.reason != IS_COMING:
+            raise
+        finish_cut_short(moves.members, store, [server])
+    with moves.directory.begin_creation(store, server):
+        return create(moves.members.get(server))
 
 
 def _find_place(moves: ClusterMoves, store: str, call_name: str, deadline: Deadline) -> Place:

@@ -116,8 +116,9 @@ class Adoption:
             await self._stores.wait_settled(name, Deadline.after(CREATION_TIMEOUT_S))
         if not self._stores.catalog.is_taken(name):
             return False
-        record = self._stores.catalog.get(name, with_loading=True)
-        if record.loading or not exists_ok:
+        record = self._stores.catalog.find(name)
+        if record is None or not exists_ok:
+            self._stores.catalog.check_free(name)
             raise StoreExistsError(name=name)
         if record.adopted != path:
             raise StoreExistsError(name=name, reason=_describe_origin(record))

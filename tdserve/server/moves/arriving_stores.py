@@ -4,8 +4,7 @@ end.
 From ``complete`` on a record in the catalog keeps what has come, also over a restart, since the other server may have
 released the store by now. A client that finds it released has it shown. Each attempt to move a store is a move of its
 own: of one that was given up nothing is ever shown. What a client leaves that is killed goes once the client is
-    forgotten, or
-with the next restart.
+forgotten, or with the next restart.
 """
 
 from __future__ import annotations
@@ -73,6 +72,7 @@ class ArrivingStores:
             record = StoreRecord.from_bytes(moved.record)
             if self._stores.catalog.find_name(record.uid) is None:
                 self._clients[move] = moved.client_id
+                self._expect(moved, record)
                 continue
             if not record.packed and root.arriving_folder(move).exists():
                 root.move_to_trash(record.name, move)  # the files of the record of where it was
@@ -153,8 +153,11 @@ class ArrivingStores:
 
     def _check_free(self, name: str, uid: str = "") -> None:
         """Raises StoreExistsError if a store of this server has the name; WrongStateError if that is the very one that
-        comes, of this incarnation: the mover finds it here when it looks again."""
+        comes, of this incarnation: the mover finds it here when it looks again. With an incarnation, none may be being
+        created or come from elsewhere either."""
         known = self._stores.catalog.find(check_store_name(name))
+        if known is None and uid:
+            self._stores.catalog.check_free(name, uid=uid)
         if known is None or find_forward(known) is not None:
             return
         if known.uid == uid:
@@ -207,8 +210,13 @@ class ArrivingStores:
         self._check_free(name, record.uid)  # a restart would put these files in the place of those that serve
         moved.client_id = self._clients.get(move, b"")
         self._stores.db.put("arriving", move.encode(), moved.SerializeToString())
+        self._expect(moved, record)
         await asyncio.to_thread(self._stores.db.sync)
         reach("move.completed")
+
+    def _expect(self, moved: control_pb2.MovedStore, record: StoreRecord) -> None:
+        if not moved.is_copy:  # of which the original stays where it is
+            self._stores.catalog.expect(record)
 
     async def give_up(self, move: str) -> None:
         """Removes what has come by a move that will not be released; nothing if it is a store already.
@@ -224,10 +232,18 @@ class ArrivingStores:
             await self._remove(move)
 
     async def _remove(self, move: str) -> None:
-        folder = self._stores.root.arriving_folder(move)
+        folder, content = self._stores.root.arriving_folder(move), self._stores.db.get("arriving", move.encode())
         self._clients.pop(move, None)
         self._stores.db.delete("arriving", move.encode())
+        if content is not None:
+            self._forget_coming(_read_record(content))
         await asyncio.to_thread(moved_files.remove, folder)
+
+    def _forget_coming(self, record: StoreRecord) -> None:
+        """Gives the name of a store free, unless another move has brought it too."""
+        others = (_read_record(content) for _, content in self._stores.db.scan("arriving"))
+        if all(other.uid != record.uid for other in others):
+            self._stores.catalog.forget_coming(record)
 
     async def show(self, name: str, move: str) -> None:
         """Makes a store visible that another server has released by this very move.
@@ -272,7 +288,7 @@ class ArrivingStores:
         former_version = max(record.former_version, stores.former.find(record.name))  # one may have been deleted here
         record = replace(record, former_version=former_version)
         if before is None:
-            stores.catalog.check_free(record.name)
+            stores.catalog.check_free(record.name, uid=record.uid)
         if moved.is_copy:
             state = KINDS[record.kind].begin_copy(stores.root.arriving_folder(move), record, state, stores.db)
         else:

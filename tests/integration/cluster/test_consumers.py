@@ -76,7 +76,7 @@ def test_sample_when_a_server_is_killed_between_acknowledgements_then_the_error_
     table = user.create_replay(name, rows(1)[0], 300, shards=3)
     fill_each(table)
 
-    acknowledge, killed = sharded_replay.acknowledge, list[Crashing]()
+    acknowledge, killed = taking.acknowledge, list[Crashing]()
 
     def kill_the_second(client: Any, *arguments: Any) -> None:
         monkeypatch.setattr(sharded_replay, "acknowledge", acknowledge)

@@ -24,7 +24,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.moves.move_steps import request_step
 from tests.integration.cluster.moving import ROW, choose_other, complete_only, list_files, make_rows, release_only
-from tests.integration.cluster.names import next_name
+from tests.integration.cluster.names import name_owned_by, next_name
 from tests.processes import quiet_port, wait_for
 
 pytestmark = pytest.mark.integration
@@ -118,6 +118,22 @@ def test_mover_when_it_is_lost_before_the_release_then_the_next_move_removes_wha
 
     wait_for(is_removed, "the removal, for which all servers must answer")
     client.delete(other)
+
+
+@pytest.mark.slow
+def test_creation_when_a_lost_mover_had_brought_a_store_of_the_name_then_that_is_removed(
+    client: tdserve.ClusterClient, address: str
+) -> None:
+    name = name_owned_by(1, len(client.members))
+    client.memmap(TensorDict({"x": torch.arange(3)}, [3]), name)
+    client.rebalance(name, 0)
+    with tdserve.connect(address) as mover:
+        assert isinstance(mover, tdserve.ClusterClient)
+        complete_only(mover, name, 1, move=f"{4:032x}")
+    client.delete(name)
+    made = client.memmap(TensorDict({"x": torch.arange(5)}, [5]), name)
+    assert (made["x"].tolist(), client.find_server(name)) == ([0, 1, 2, 3, 4], 1)
+    client.delete(name)
 
 
 @pytest.mark.slow

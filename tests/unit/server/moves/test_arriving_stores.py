@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from tdserve.base.errors import InvalidRequestError, StoreExistsError, TDServeError, WrongStateError
+from tdserve.rules.catalog import IS_COMING
 from tdserve.server.moves.arriving_stores import ArrivingStores
 from tdserve.store.roots import moved_files
 from tdserve.v1 import control_pb2
+from tests.unit.server.catalog.test_creation import REPLAY, make_request
 from tests.unit.server.moves.test_moves import MOVE, make_arriving, make_table, release, seal
 from tests.unit.server.world import Loop, World
 
@@ -212,6 +214,55 @@ def test_complete_when_another_store_has_got_the_name_meanwhile_then_refused(
 
     run(scenario())
     assert list_left(world) == ([MOVE], [])
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_creation_when_a_store_of_the_name_has_come_then_refused_until_the_move_is_over(
+    world: World, run: Loop, source: Source, arriving: ArrivingStores, is_restarted: bool
+) -> None:
+    async def complete() -> None:
+        await source.bring(arriving)
+        world.stores.catalog.remove("x")  # where it was is not on record at another server
+        await source.complete(arriving)
+
+    run(complete())
+    if is_restarted:
+        world.db.delete("stores", b"x")
+        world.reopen()
+        arriving = make_arriving(world)
+        arriving.restore()
+    for asked in ({"kind": REPLAY, "capacity": 10}, {"kind": control_pb2.STORE_KIND_TENSORDICT}):
+        with pytest.raises(StoreExistsError) as caught:
+            run(world.creation.create(make_request(name="x", **asked)))
+        assert caught.value.reason == IS_COMING
+    run(arriving.show("x", MOVE))  # it was released
+    assert world.stores.get("x").record.uid == source.uid
+
+
+def test_creation_when_the_store_that_has_come_is_given_up_then_the_name_is_free(
+    world: World, run: Loop, source: Source, arriving: ArrivingStores
+) -> None:
+    async def scenario() -> None:
+        await source.bring(arriving)
+        world.stores.catalog.remove("x")
+        await source.complete(arriving)
+        await arriving.give_up(MOVE)
+
+    run(scenario())
+    assert run(world.creation.create(make_request(name="x", kind=REPLAY, capacity=10))).created
+
+
+def test_complete_when_a_store_of_the_name_is_being_created_then_refused(
+    world: World, run: Loop, source: Source, arriving: ArrivingStores
+) -> None:
+    async def scenario() -> None:
+        await source.bring(arriving)
+        forward = world.stores.catalog.remove("x")
+        world.stores.catalog.add(replace(forward, kind="tensordict", uid=f"{9:032x}", loading=True))
+        with pytest.raises(StoreExistsError):
+            await source.complete(arriving)
+
+    run(scenario())
 
 
 def test_forget_client_when_it_was_bringing_a_store_then_only_what_it_has_brought_is_removed(
