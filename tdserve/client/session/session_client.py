@@ -256,7 +256,8 @@ class SessionClient:
                     if session is not None and not has_answered:
                         session.close()
                     failed_s = min(failed_s, begun_s if session is None else time.monotonic())
-                    is_given_up = reach is not None and reach.is_over(self.address, failed_s, was_sent=was_sent)
+                    is_unknown = was_sent and request is not None
+                    is_given_up = reach.is_over(self.address, failed_s, is_unknown=is_unknown)
                     # Who was admitted before is refused while the server starts or ends.
                     is_final = not error.retryable and (session is not None or not was_sent)
                     if is_final or is_over(deadline, backoff_s) or is_given_up or is_cancelled():
@@ -405,8 +406,7 @@ class SessionClient:
     def _open_session(self, deadline: Deadline) -> Session:
         remaining_s = deadline.remaining_s
         wait_s = self.timeout_s if remaining_s is None else max(remaining_s, compute_grace_s(deadline.timeout_s))
-        reach = get_reach()
-        wait_s = wait_s if reach is None else min(wait_s, reach.seconds)
+        wait_s = min(wait_s, get_reach().seconds)
         with self._lock:
             session = self._session
             if session is not None and not session.is_lost:  # another thread was faster

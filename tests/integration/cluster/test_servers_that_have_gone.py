@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -114,6 +117,25 @@ def test_handles_when_the_server_of_their_store_was_drained_and_has_gone_then_th
         content[1] = rows(1, 8)[0]
         assert content[1]["number"] == 8
         assert client.find_server(names[1]) != 1
+
+
+def test_read_when_it_was_sent_to_a_server_that_was_drained_and_then_ended_then_it_finds_the_store(
+    leaving: list[Crashing],
+) -> None:
+    with connecting(leaving, timeout_s=20.0) as client, connecting(leaving) as mover, ThreadPoolExecutor(1) as thread:
+        content = client.memmap(rows(3), name_owned_by(1, 3))
+        table = client.create_replay(name_owned_by(1, 3), rows(1)[0], 30)
+        table.extend(rows(4))
+        assert content[1]["number"] == 1
+        mover.drain(1)
+        os.kill(leaving[1].server.pid, signal.SIGSTOP)  # it takes requests, and answers none
+        for read in (lambda: int(content[1]["number"]), lambda: len(table)):
+            later = thread.submit(read)
+            if leaving[1].server.is_alive:
+                with pytest.raises(TimeoutError):
+                    later.result(0.5)
+                leaving[1].kill()
+            assert later.result(15.0) in (1, 4)
 
 
 def test_iterators_when_the_server_of_their_store_was_drained_and_has_gone_then_they_go_on(

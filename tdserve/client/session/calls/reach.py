@@ -24,19 +24,26 @@ class Reach:
 
     Attributes:
         seconds: From the first failure on, if its port is closed; otherwise ``SILENT_S``.
-        is_for_unsent: Whether that holds only for a call that no attempt has sent: of any other the outcome is unknown,
-            and only a retry at the same server finds it out.
+        is_for_unsent: Whether that does not hold for a change that an attempt has sent: its outcome is unknown, and
+            only a retry at the same server finds it out.
     """
 
     seconds: float
     is_for_unsent: bool = False
 
-    def is_over(self, address: str, failed_s: float, *, was_sent: bool) -> bool:
-        """Returns whether to give up a call that has failed since a reading of ``time.monotonic``."""
+    def is_over(self, address: str, failed_s: float, *, is_unknown: bool) -> bool:
+        """Returns whether to give up a call that has failed since a reading of ``time.monotonic``.
+
+        Args:
+            is_unknown: Whether it may have changed something.
+        """
         elapsed_s = time.monotonic() - failed_s
-        if elapsed_s < self.seconds or (self.is_for_unsent and was_sent):
+        if elapsed_s < self.seconds or (self.is_for_unsent and is_unknown):
             return False
         return elapsed_s >= max(SILENT_S, self.seconds) or bool(explain_unreachable(address))
+
+
+_UNLIMITED = Reach(math.inf)
 
 
 @contextmanager
@@ -52,11 +59,10 @@ def reach_within(seconds: float, *, is_for_unsent: bool = False) -> Iterator[Non
 
 def is_patient() -> bool:
     """Returns whether the calls of this thread try to reach their server until their deadlines."""
-    found = get_reach()
-    return found is None or found.seconds == math.inf
+    return get_reach().seconds == math.inf
 
 
-def get_reach() -> Reach | None:
-    """Returns how long the calls of this thread try to reach their server; None: until their deadlines."""
-    found: Reach | None = getattr(_of_thread, "reach", None)
+def get_reach() -> Reach:
+    """Returns how long the calls of this thread try to reach their server; without a limit, until their deadlines."""
+    found: Reach = getattr(_of_thread, "reach", _UNLIMITED)
     return found

@@ -322,9 +322,8 @@ class CatalogClient:
         answer = self.ask_session(method, request, deadline)
         if answer is not None:
             return answer
-        reach = get_reach()
-        if reach is not None:
-            self._wait_ready(reach, deadline.remaining_s or 0.0)
+        if not is_patient():
+            self._wait_ready(get_reach(), deadline.remaining_s or 0.0)
         # Time that has run out in an earlier step is no reason for the patience of a call that asks once.
         grace_s = compute_grace_s(deadline.timeout_s)
         return self.connection.call(method, request, timeout_s=deadline.remaining_s or 0.0, grace_s=grace_s)
@@ -338,7 +337,7 @@ class CatalogClient:
                 self.connection.wait_ready(min(left_s, reach.seconds))
                 return
             except ConnectError:
-                if left_s <= reach.seconds or reach.is_over(self.address, begun_s, was_sent=False):
+                if left_s <= reach.seconds or reach.is_over(self.address, begun_s, is_unknown=False):
                     raise
 
 
