@@ -52,7 +52,7 @@ class Outcome:
     Attributes:
         first_s, median_s, last_s: When pullers have the version, verified, after the publish.
         server_bytes: What the server has sent.
-        depth: The depth of the tree: links between the server and the last puller.
+        depth: The depth of the tree: hops between the server and the last puller.
     """
 
     first_s: float
@@ -64,15 +64,15 @@ class Outcome:
 
 @dataclass(eq=False)
 class _Host:
-    """A puller, or the server. A puller gets its version over one link.
+    """A puller, or the server. A puller gets its version over one hop.
 
     Attributes:
         number: The server is 0.
         num_chunks: Chunks that are here.
         num_coming: Chunks that were sent to this puller.
-        link: The number of the link in the rule of the server.
+        hop: The number of the hop in the rule of the server.
         keeps: Whether the puller passes the version on.
-        depth: Links between the server and this puller.
+        depth: Hops between the server and this puller.
         done_s: When the puller has the version, verified.
         pullers: Those that this host still sends chunks to, the next one first.
     """
@@ -80,7 +80,7 @@ class _Host:
     number: int
     num_chunks: int = 0
     num_coming: int = 0
-    link: int = 0
+    hop: int = 0
     keeps: bool = False
     depth: int = 0
     done_s: float = 0.0
@@ -122,7 +122,7 @@ class _Simulation:
                 placed = self._fanout.place(1, 1, puller.number, num_waiting=len(self._waiting) - 1)
                 if placed is None:
                     return
-                source, puller.link, puller.keeps = self.hosts[placed.relay], placed.link, placed.keeps
+                source, puller.hop, puller.keeps = self.hosts[placed.relay], placed.hop, placed.keeps
             self._waiting.popleft()
             puller.depth = source.depth + 1
             cost_s, pair_s = network.relayed_s, network.pair_s + network.latency_s
@@ -173,9 +173,9 @@ class _Simulation:
         if self._fanout is None:
             return
         if is_over:
-            self._fanout.end(puller.link, is_whole=True)
+            self._fanout.end(puller.hop, is_whole=True)
         else:
-            self._fanout.note_holding(puller.number, puller.link)
+            self._fanout.note_holding(puller.number, puller.hop)
         self._place()
 
 

@@ -86,7 +86,7 @@ def _find_name_fault(name: str) -> str | None:
 
 
 def make_secret() -> bytes:
-    """Returns a new secret for the gloo groups of one session, link or epoch."""
+    """Returns a new secret for the gloo groups of one session, hop or epoch."""
     return secrets.token_bytes(SECRET_BYTES)
 
 

@@ -7,7 +7,7 @@ and finally to the server, whatever else the server has to do: so no puller wait
 
 ::
 
-    place ──► link ──note_holding──► the puller is a relay ──end──► it has all of it (or the link has failed)
+    place ──► hop ──note_holding──► the puller is a relay ──end──► it has all of it (or the hop has failed)
                  └─failed──► the relay is left alone, or the puller, whichever seems to be at fault
 """
 
@@ -25,7 +25,7 @@ AUTOMATIC_FANOUT = 4
 """Two would suffice for the last puller, but leave no relay if one dies; eight halves what a relay gives to each."""
 
 AUTOMATIC_ABOVE = 8
-"""Pullers of the last two versions above which there are trees. Fewer are served faster directly, since links take time
+"""Pullers of the last two versions above which there are trees. Fewer are served faster directly, since hops take time
 to form."""
 
 MAX_TRIES = 2
@@ -38,14 +38,14 @@ class Placement:
     """The source of a version for a puller.
 
     Attributes:
-        link: Number of this decision; 0 if nothing follows it.
+        hop: Number of this decision; 0 if nothing follows it.
         relay: Session that sends it, or ``SERVER``.
-        kept: Link over which that session has received it.
+        kept: Hop over which that session has received it.
         keeps: Whether the puller keeps it, to pass it on.
         secret: Secret that the two clients prove to each other; set by the caller that carries the decision out.
     """
 
-    link: int = 0
+    hop: int = 0
     relay: int = SERVER
     kept: int = 0
     keeps: bool = False
@@ -53,7 +53,7 @@ class Placement:
 
 
 @dataclass(eq=False)
-class _RelayLink:
+class _RelayHop:
     """One puller's way to one version."""
 
     number: int
@@ -78,12 +78,12 @@ class _Relay:
     """A puller that keeps a version."""
 
     session: int
-    link: int
+    hop: int
     source: int
     depth: int
     holding: _Holding = _Holding.NOTHING
     is_trusted: bool = True
-    links: set[int] = field(default_factory=set)
+    hops: set[int] = field(default_factory=set)
     unreached: set[int] = field(default_factory=set)  # pullers that could not connect to it
 
 
@@ -95,7 +95,7 @@ class _RelayTree:
     content: Hashable
     relays: dict[int, _Relay] = field(default_factory=dict)
     from_server: set[int] = field(default_factory=set)
-    num_links: int = 0  # that have not ended
+    num_hops: int = 0  # that have not ended
     num_placed: int = 0
 
 
@@ -104,21 +104,21 @@ class Fanout:
 
     Args:
         fanout: Number of clients to which each end sends a version at once; 0 derives it from the number of pullers.
-        numbers: Numbers for links, so that those of several stores differ.
+        numbers: Numbers for hops, so that those of several stores differ.
     """
 
     def __init__(self, fanout: int = 0, *, numbers: Iterator[int] | None = None) -> None:
         self.fanout = fanout
         self._numbers = itertools.count(1) if numbers is None else numbers
         self._trees: dict[Hashable, _RelayTree] = {}
-        self._links: dict[int, _RelayLink] = {}
+        self._hops: dict[int, _RelayHop] = {}
         self._pullers: dict[int, set[int]] = {}  # of the last two versions
         self._apart: set[tuple[int, int]] = set()  # pairs of sessions that cannot reach one another
         self._unconnected: dict[int, set[int]] = {}  # relays tried by pullers that have reached none
 
     def __repr__(self) -> str:
         relays = sum(len(tree.relays) for tree in self._trees.values())
-        return f"<Fanout {self.limit}: {len(self._trees)} trees, {relays} relays, {self.num_links} links>"
+        return f"<Fanout {self.limit}: {len(self._trees)} trees, {relays} relays, {self.num_hops} hops>"
 
     @property
     def limit(self) -> int:
@@ -128,9 +128,9 @@ class Fanout:
         return AUTOMATIC_FANOUT if len(set().union(*self._pullers.values())) > AUTOMATIC_ABOVE else 0
 
     @property
-    def num_links(self) -> int:
-        """Number of links that have not ended."""
-        return sum(tree.num_links for tree in self._trees.values())
+    def num_hops(self) -> int:
+        """Number of hops that have not ended."""
+        return sum(tree.num_hops for tree in self._trees.values())
 
     @property
     def contents(self) -> set[Hashable]:
@@ -140,7 +140,7 @@ class Fanout:
     def place(
         self, version: int, content: Hashable, puller: int, *, num_waiting: int = 0, num_failed: int = 0
     ) -> Placement | None:
-        """Returns the source of a version for a puller; None if it has to wait until a link ends.
+        """Returns the source of a version for a puller; None if it has to wait until a hop ends.
 
         Args:
             version: Its number.
@@ -155,92 +155,92 @@ class Fanout:
             return Placement()
         tree = self._trees.setdefault(content, _RelayTree(version, content))
         if num_failed >= MAX_TRIES or len(self._unconnected.get(puller, ())) >= MAX_TRIES:
-            return self._add_link(tree, puller, None, keeps=False)
+            return self._add_hop(tree, puller, None, keeps=False)
         has_room = self._count_from_server(tree) < limit
         if (
             has_room
             and puller not in tree.relays
             and sum(relay.source == SERVER for relay in _iter_living(tree)) < limit
         ):
-            return self._add_link(tree, puller, None, keeps=True)
+            return self._add_hop(tree, puller, None, keeps=True)
         free = [relay for relay in _iter_living(tree) if self._can_serve(tree, relay, puller)]
         if free:
-            best = min(free, key=lambda relay: (relay.depth, len(relay.links)))
-            return self._add_link(tree, puller, best, keeps=self._shall_keep(tree, puller, num_waiting))
+            best = min(free, key=lambda relay: (relay.depth, len(relay.hops)))
+            return self._add_hop(tree, puller, best, keeps=self._shall_keep(tree, puller, num_waiting))
         if has_room and not any(self._may_serve(tree, relay, puller) for relay in _iter_living(tree)):
-            return self._add_link(tree, puller, None, keeps=self._shall_keep(tree, puller, num_waiting))
+            return self._add_hop(tree, puller, None, keeps=self._shall_keep(tree, puller, num_waiting))
         return None
 
-    def find_puller(self, link: int) -> int | None:
-        """Returns the session that receives over a link that has not ended."""
-        found = self._links.get(link)
+    def find_puller(self, hop: int) -> int | None:
+        """Returns the session that receives over a hop that has not ended."""
+        found = self._hops.get(hop)
         return None if found is None or found.is_over else found.puller
 
-    def find_source(self, link: int) -> int | None:
-        """Returns the session that sends over a link that has not ended."""
-        found = self._links.get(link)
+    def find_source(self, hop: int) -> int | None:
+        """Returns the session that sends over a hop that has not ended."""
+        found = self._hops.get(hop)
         return None if found is None or found.is_over else found.source
 
-    def is_from_server(self, link: int, puller: int) -> bool:
-        """Returns whether the server sent the version of a link, ended or not, to this puller."""
-        found = self._links.get(link)
+    def is_from_server(self, hop: int, puller: int) -> bool:
+        """Returns whether the server sent the version of a hop, ended or not, to this puller."""
+        found = self._hops.get(hop)
         return found is not None and (found.source, found.puller) == (SERVER, puller)
 
-    def find_content(self, link: int) -> tuple[int, Hashable] | None:
-        """Returns the version of a link, ended or not, and the name of its bytes; None for unknown links."""
-        found = self._links.get(link)
+    def find_content(self, hop: int) -> tuple[int, Hashable] | None:
+        """Returns the version of a hop, ended or not, and the name of its bytes; None for unknown hops."""
+        found = self._hops.get(hop)
         return None if found is None else (found.tree.version, found.tree.content)
 
-    def note_holding(self, session: int, link: int) -> None:
+    def note_holding(self, session: int, hop: int) -> None:
         """Notes that a puller that keeps a version has its first part."""
-        found = self._links.get(link)
+        found = self._hops.get(hop)
         relay = found.tree.relays.get(session) if found is not None else None
-        if relay is not None and relay.link == link:
+        if relay is not None and relay.hop == hop:
             relay.holding = max(relay.holding, _Holding.FIRST_PART)
 
-    def note_sent(self, link: int) -> None:
-        """Notes that a relay sends nothing more over a link: it has room for another puller, whatever this one
+    def note_sent(self, hop: int) -> None:
+        """Notes that a relay sends nothing more over a hop: it has room for another puller, whatever this one
         reports."""
-        found = self._links.get(link)
+        found = self._hops.get(hop)
         source = found.tree.relays.get(found.source) if found is not None else None
         if source is not None:
-            source.links.discard(link)
+            source.hops.discard(hop)
 
-    def end(self, link: int, *, is_whole: bool) -> None:
-        """Ends a link: its puller has the whole version, or one of its ends has given up."""
-        found = self._links.get(link)
+    def end(self, hop: int, *, is_whole: bool) -> None:
+        """Ends a hop: its puller has the whole version, or one of its ends has given up."""
+        found = self._hops.get(hop)
         if found is None or found.is_over:
             return
         found.is_over = True
         tree = found.tree
-        tree.num_links -= 1
-        tree.from_server.discard(link)
+        tree.num_hops -= 1
+        tree.from_server.discard(hop)
         source, relay = tree.relays.get(found.source), tree.relays.get(found.puller)
         if source is not None:
-            source.links.discard(link)
+            source.hops.discard(hop)
             if is_whole:
                 source.unreached.clear()
                 self._unconnected.pop(found.puller, None)
-        if relay is not None and relay.link == link:
+        if relay is not None and relay.hop == hop:
             if is_whole:
                 relay.holding = _Holding.WHOLE
             else:  # it drops what it has, and pullers that get it from there notice
                 del tree.relays[found.puller]
 
-    def note_failure(self, puller: int, link: int, *, was_connected: bool) -> None:
-        """Notes that a puller gives a link up: it could not reach the relay, or receives nothing, or nothing valid,
+    def note_failure(self, puller: int, hop: int, *, was_connected: bool) -> None:
+        """Notes that a puller gives a hop up: it could not reach the relay, or receives nothing, or nothing valid,
         from it.
 
         If a pair did not connect, either end may be the reason: one that has failed with several is left out.
         """
-        found = self._links.get(link)
+        found = self._hops.get(hop)
         if found is None or found.puller != puller or found.source == SERVER or found.has_failed:
             return
         found.has_failed = True
-        self.end(link, is_whole=False)
+        self.end(hop, is_whole=False)
         relay = found.tree.relays.get(found.source)
         if was_connected:
-            if relay is not None and relay.link == found.kept:
+            if relay is not None and relay.hop == found.kept:
                 relay.is_trusted = False
             return
         self._apart.add((found.source, puller))
@@ -253,18 +253,18 @@ class Fanout:
         """Removes a session that has ended.
 
         Returns:
-            Links whose pullers get nothing more from it, as placements.
+            Hops whose pullers get nothing more from it, as placements.
         """
         for tree in list(self._trees.values()):
             tree.relays.pop(session, None)
         orphans = []
-        for link in list(self._links.values()):
-            if link.is_over:
+        for hop in list(self._hops.values()):
+            if hop.is_over:
                 continue
-            if link.puller == session:
-                self.end(link.number, is_whole=False)
-            elif link.source == session:
-                orphans.append(Placement(link.number, session))
+            if hop.puller == session:
+                self.end(hop.number, is_whole=False)
+            elif hop.source == session:
+                orphans.append(Placement(hop.number, session))
         self._apart = {pair for pair in self._apart if session not in pair}
         self._unconnected.pop(session, None)
         for pullers in self._pullers.values():
@@ -275,7 +275,7 @@ class Fanout:
         """Drops trees of versions before ``newest`` over which nothing moves any more.
 
         Returns:
-            Relays that need not keep theirs any longer: session and link.
+            Relays that need not keep theirs any longer: session and hop.
         """
         return self._cut(lambda tree: tree.version < newest)
 
@@ -286,12 +286,12 @@ class Fanout:
     def _cut(self, is_meant: Callable[[_RelayTree], bool]) -> list[Placement]:
         released = []
         for tree in list(self._trees.values()):
-            if tree.num_links or not is_meant(tree):
+            if tree.num_hops or not is_meant(tree):
                 continue
             del self._trees[tree.content]
-            released += [Placement(relay.link, relay.session) for relay in tree.relays.values()]
-            for number in [link.number for link in self._links.values() if link.tree is tree]:
-                del self._links[number]
+            released += [Placement(relay.hop, relay.session) for relay in tree.relays.values()]
+            for number in [hop.number for hop in self._hops.values() if hop.tree is tree]:
+                del self._hops[number]
         return released
 
     def _count(self, version: int, puller: int) -> None:
@@ -299,16 +299,16 @@ class Fanout:
         for old in sorted(self._pullers)[:-2]:
             del self._pullers[old]
 
-    def _add_link(self, tree: _RelayTree, puller: int, relay: _Relay | None, *, keeps: bool) -> Placement:
+    def _add_hop(self, tree: _RelayTree, puller: int, relay: _Relay | None, *, keeps: bool) -> Placement:
         number = next(self._numbers)
-        source, kept = (SERVER, 0) if relay is None else (relay.session, relay.link)
-        self._links[number] = _RelayLink(number, puller, source, kept, tree)
-        tree.num_links += 1
+        source, kept = (SERVER, 0) if relay is None else (relay.session, relay.hop)
+        self._hops[number] = _RelayHop(number, puller, source, kept, tree)
+        tree.num_hops += 1
         tree.num_placed += 1
         if relay is None:
             tree.from_server.add(number)
         else:
-            relay.links.add(number)
+            relay.hops.add(number)
         if keeps:
             tree.relays[puller] = _Relay(puller, number, source, 1 if relay is None else relay.depth + 1)
         return Placement(number, source, kept, keeps)
@@ -324,7 +324,7 @@ class Fanout:
     def _count_from_server(self, tree: _RelayTree) -> int:
         """Returns the number of pullers to which the server sends now, except those that others have found stopped or
         slow."""
-        pullers = (tree.relays.get(self._links[link].puller) for link in tree.from_server)
+        pullers = (tree.relays.get(self._hops[hop].puller) for hop in tree.from_server)
         return sum(relay is None or relay.is_trusted for relay in pullers)
 
     def _may_serve(self, tree: _RelayTree, relay: _Relay, puller: int) -> bool:
@@ -343,7 +343,7 @@ class Fanout:
     def _can_serve(self, tree: _RelayTree, relay: _Relay, puller: int) -> bool:
         return (
             relay.holding >= _Holding.FIRST_PART
-            and len(relay.links) < self.limit
+            and len(relay.hops) < self.limit
             and self._may_serve(tree, relay, puller)
         )
 

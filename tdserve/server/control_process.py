@@ -306,7 +306,7 @@ class ControlProcess:
 
     async def _read(self, session: ClientSession, messages: AsyncIterator[control_pb2.ClientMessage]) -> None:
         async for message in messages:
-            if message.HasField("rendezvous") and message.rendezvous.link:
+            if message.HasField("rendezvous") and message.rendezvous.hop:
                 self._services.relays.hand_on(session, message.rendezvous)
                 continue
             if session.mover.uses_channels:  # the client may wait already for content that only a worker can send

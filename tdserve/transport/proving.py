@@ -78,9 +78,9 @@ def make_session_credential(
     return credential.narrow(f"channel {channel_number}") if channel_number else credential
 
 
-def make_link_credential(secret: bytes, link: int) -> ChannelCredential:
+def make_hop_credential(secret: bytes, hop: int) -> ChannelCredential:
     """Returns the credential of two clients between which a version is passed on."""
-    return ChannelCredential(secret, f"link {link}")
+    return ChannelCredential(secret, f"hop {hop}")
 
 
 def make_epoch_credential(secret: bytes, group: str, epoch: int) -> ChannelCredential:

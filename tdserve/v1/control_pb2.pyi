@@ -274,18 +274,18 @@ class Written(_message.Message):
     def __init__(self, columns: _Optional[_Iterable[bytes]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class Rendezvous(_message.Message):
-    __slots__ = ("key", "value", "is_mail", "link", "channel")
+    __slots__ = ("key", "value", "is_mail", "hop", "channel")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     IS_MAIL_FIELD_NUMBER: _ClassVar[int]
-    LINK_FIELD_NUMBER: _ClassVar[int]
+    HOP_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     key: str
     value: bytes
     is_mail: bool
-    link: int
+    hop: int
     channel: int
-    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., is_mail: bool = ..., link: _Optional[int] = ..., channel: _Optional[int] = ...) -> None: ...
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ..., is_mail: bool = ..., hop: _Optional[int] = ..., channel: _Optional[int] = ...) -> None: ...
 
 class ChannelLost(_message.Message):
     __slots__ = ("channel", "reason")
@@ -735,29 +735,29 @@ class LatestRequest(_message.Message):
     leaves: bytes
     dtype: _spec_pb2.DType
     relays: bool
-    failed: _containers.RepeatedCompositeFieldContainer[FailedLink]
+    failed: _containers.RepeatedCompositeFieldContainer[FailedHop]
     without_values: bool
     order: bytes
     without_content: bool
-    def __init__(self, store: _Optional[str] = ..., newer_than: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ..., holds: _Optional[int] = ..., leaves: _Optional[bytes] = ..., dtype: _Optional[_Union[_spec_pb2.DType, str]] = ..., relays: bool = ..., failed: _Optional[_Iterable[_Union[FailedLink, _Mapping]]] = ..., without_values: bool = ..., order: _Optional[bytes] = ..., without_content: bool = ...) -> None: ...
+    def __init__(self, store: _Optional[str] = ..., newer_than: _Optional[int] = ..., timeout_s: _Optional[float] = ..., fingerprint: _Optional[bytes] = ..., version: _Optional[int] = ..., holds: _Optional[int] = ..., leaves: _Optional[bytes] = ..., dtype: _Optional[_Union[_spec_pb2.DType, str]] = ..., relays: bool = ..., failed: _Optional[_Iterable[_Union[FailedHop, _Mapping]]] = ..., without_values: bool = ..., order: _Optional[bytes] = ..., without_content: bool = ...) -> None: ...
 
-class FailedLink(_message.Message):
-    __slots__ = ("link", "was_connected")
-    LINK_FIELD_NUMBER: _ClassVar[int]
+class FailedHop(_message.Message):
+    __slots__ = ("hop", "was_connected")
+    HOP_FIELD_NUMBER: _ClassVar[int]
     WAS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
-    link: int
+    hop: int
     was_connected: bool
-    def __init__(self, link: _Optional[int] = ..., was_connected: bool = ...) -> None: ...
+    def __init__(self, hop: _Optional[int] = ..., was_connected: bool = ...) -> None: ...
 
 class TakenRequest(_message.Message):
-    __slots__ = ("link", "checksums", "timeout_s")
-    LINK_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("hop", "checksums", "timeout_s")
+    HOP_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
-    link: int
+    hop: int
     checksums: bytes
     timeout_s: float
-    def __init__(self, link: _Optional[int] = ..., checksums: _Optional[bytes] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, hop: _Optional[int] = ..., checksums: _Optional[bytes] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class RelayReport(_message.Message):
     __slots__ = ("holds", "ended")
@@ -778,14 +778,14 @@ class RelayOrder(_message.Message):
     def __init__(self, pass_on: _Optional[_Union[PassOn, _Mapping]] = ..., forget: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class PassOn(_message.Message):
-    __slots__ = ("link", "kept", "secret")
-    LINK_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("hop", "kept", "secret")
+    HOP_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
-    link: int
+    hop: int
     kept: int
     secret: bytes
-    def __init__(self, link: _Optional[int] = ..., kept: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, hop: _Optional[int] = ..., kept: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("cancelled",)
@@ -794,7 +794,7 @@ class CancelRequest(_message.Message):
     def __init__(self, cancelled: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("fingerprint", "spec", "values", "version", "metadata", "num_rows", "created_s", "uid", "rows", "generations", "added", "columns", "path", "recycles", "wants_written", "values_nbytes", "unchanged", "checksums", "link", "is_relayed", "keeps", "channel", "link_secret", "structure", "identity", "generation_sum")
+    __slots__ = ("fingerprint", "spec", "values", "version", "metadata", "num_rows", "created_s", "uid", "rows", "generations", "added", "columns", "path", "recycles", "wants_written", "values_nbytes", "unchanged", "checksums", "hop", "is_relayed", "keeps", "channel", "hop_secret", "structure", "identity", "generation_sum")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -813,11 +813,11 @@ class Accepted(_message.Message):
     VALUES_NBYTES_FIELD_NUMBER: _ClassVar[int]
     UNCHANGED_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
-    LINK_FIELD_NUMBER: _ClassVar[int]
+    HOP_FIELD_NUMBER: _ClassVar[int]
     IS_RELAYED_FIELD_NUMBER: _ClassVar[int]
     KEEPS_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
-    LINK_SECRET_FIELD_NUMBER: _ClassVar[int]
+    HOP_SECRET_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_SUM_FIELD_NUMBER: _ClassVar[int]
@@ -839,15 +839,15 @@ class Accepted(_message.Message):
     values_nbytes: int
     unchanged: bytes
     checksums: bytes
-    link: int
+    hop: int
     is_relayed: bool
     keeps: bool
     channel: int
-    link_secret: bytes
+    hop_secret: bytes
     structure: int
     identity: str
     generation_sum: int
-    def __init__(self, fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., values: _Optional[bytes] = ..., version: _Optional[int] = ..., metadata: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., created_s: _Optional[float] = ..., uid: _Optional[str] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., added: _Optional[_Iterable[_Union[AddedColumn, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., path: _Optional[str] = ..., recycles: _Optional[str] = ..., wants_written: bool = ..., values_nbytes: _Optional[int] = ..., unchanged: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., link: _Optional[int] = ..., is_relayed: bool = ..., keeps: bool = ..., channel: _Optional[int] = ..., link_secret: _Optional[bytes] = ..., structure: _Optional[int] = ..., identity: _Optional[str] = ..., generation_sum: _Optional[int] = ...) -> None: ...
+    def __init__(self, fingerprint: _Optional[bytes] = ..., spec: _Optional[_Union[_spec_pb2.Spec, _Mapping]] = ..., values: _Optional[bytes] = ..., version: _Optional[int] = ..., metadata: _Optional[bytes] = ..., num_rows: _Optional[int] = ..., created_s: _Optional[float] = ..., uid: _Optional[str] = ..., rows: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., added: _Optional[_Iterable[_Union[AddedColumn, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[_content_pb2.Path, _Mapping]]] = ..., path: _Optional[str] = ..., recycles: _Optional[str] = ..., wants_written: bool = ..., values_nbytes: _Optional[int] = ..., unchanged: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., hop: _Optional[int] = ..., is_relayed: bool = ..., keeps: bool = ..., channel: _Optional[int] = ..., hop_secret: _Optional[bytes] = ..., structure: _Optional[int] = ..., identity: _Optional[str] = ..., generation_sum: _Optional[int] = ...) -> None: ...
 
 class AddedColumn(_message.Message):
     __slots__ = ("name", "content")

@@ -1,1 +1,1 @@
-"""The relays of a client: it keeps versions of weights, and passes them on to other clients over links."""
+"""The relays of a client: it keeps versions of weights, and passes them on to other clients over hops."""

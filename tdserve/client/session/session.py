@@ -399,7 +399,7 @@ class Session:
         return brings is not Brings.NOTHING
 
     def _on_rendezvous(self, entry: control_pb2.Rendezvous) -> None:
-        if entry.link:
+        if entry.hop:
             self.relays.feed(entry)
         elif not entry.is_mail:
             self.contents.feed(entry)

@@ -45,7 +45,7 @@ from tdserve.client.session.calls.reach import get_reach, is_patient
 from tdserve.client.session.calls.step_counts import StepCounts
 from tdserve.client.session.calls.timeouts import compute_answer_timeout_s, compute_min_channel_s
 from tdserve.client.session.catalog.catalog_client import CatalogClient
-from tdserve.client.session.client_links import ClientLinks, ask_weakly, end_with
+from tdserve.client.session.client_connections import ClientConnections, ask_weakly, end_with
 from tdserve.client.session.one_port import OnePort, explain_one_port
 from tdserve.client.session.recipe import Recipe
 from tdserve.client.session.requests.client_mover import ClientMover
@@ -91,7 +91,7 @@ class SessionClient:
         find_moved: Finds the client for calls about a store that has moved.
         follow: Makes calls about a store whose server may have ended.
         deadline_watch: Ends its calls that return early when their time is up.
-        links: What it has open, which ends with it.
+        connections: What it has open, which ends with it.
         on_dropped: Ends that if the client was not closed.
     """
 
@@ -131,8 +131,8 @@ class SessionClient:
         self._session: Session | None = None
         self._background = BackgroundCalls("tdserve-client")
         self.deadline_watch = self._background.watch
-        self.links = ClientLinks(self.catalog.connection, self.deadline_watch)
-        self.on_dropped = end_with(self, [self.links], address)
+        self.connections = ClientConnections(self.catalog.connection, self.deadline_watch)
+        self.on_dropped = end_with(self, [self.connections], address)
 
     @property
     def address(self) -> str:
@@ -443,7 +443,7 @@ class SessionClient:
         self._one_port.begin(session)
         session.mover = self.make_mover(session)
         self._session = session
-        self.links.note_session(session)
+        self.connections.note_session(session)
         if self.is_closed:  # by another thread, which may not know this session
             session.close()
             self.catalog.check_usable()
@@ -464,7 +464,7 @@ class SessionClient:
         self.catalog.is_closed = True
         session, self._session = self._session, None  # has to exist until it is closed
         if is_own:
-            self.links.close()
+            self.connections.close()
             if (opening := self._opening) is not None:
                 opening.join()
             self._background.close()  # pending work ends at once, with ClosedError

@@ -12,7 +12,7 @@ from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.client.transfers.download import abort_transfer
 from tdserve.client.transfers.read import receive_with_values
-from tdserve.client.weights.relay_taking import receive_linked
+from tdserve.client.weights.relay_taking import receive_over_hop
 from tdserve.client.weights.version_part import VersionPart
 from tdserve.messages.content import read_layout
 
@@ -42,7 +42,7 @@ def take_whole(
         The content; None if all of it is in its destination.
 
     Raises:
-        LinkFailedError: Another client did not pass it on correctly; request it again.
+        HopFailedError: Another client did not pass it on correctly; request it again.
         SpecMismatchError, NotSupportedError: The ``mismatch``. Nothing was written to the destination.
         PeerLostError, DeadlineExceededError: The destination may hold a part of it.
     """
@@ -50,12 +50,12 @@ def take_whole(
     layout = read_layout(spec, is_packed=True)
     places, mismatch = (None, mismatch) if destination is None else destination.match_places(spec, layout)
     if mismatch is not None and accepted.is_relayed:  # nothing is under way to this client
-        session.relays.give_up(accepted.link)
+        session.relays.give_up(accepted.hop)
         raise mismatch
-    if accepted.link:
+    if accepted.hop:
         try:
             timeout_s = compute_transfer_timeout_s(reply.deadline)
-            received = receive_linked(
+            received = receive_over_hop(
                 client,
                 session,
                 reply.request,

@@ -37,7 +37,7 @@ from tdserve.client.weights.full_version import take_whole
 from tdserve.client.weights.local_versions import GoneVersionError, RetiredVersionError, map_version
 from tdserve.client.weights.lru_names import NewestNames
 from tdserve.client.weights.module_destination import ModuleDestination, VersionDestination
-from tdserve.client.weights.relay_taking import LinkFailedError
+from tdserve.client.weights.relay_taking import HopFailedError
 from tdserve.client.weights.version_part import VersionPart, choose_part, number_leaves
 from tdserve.messages.content import read_layout
 from tdserve.structure.tensors.torch_types import FROM_TORCH, view_bytes
@@ -235,13 +235,13 @@ class _Attempt:
         self._ignores_held = bool(wanted.dtype) or wanted.select is not None
 
     def __call__(self, session: Session, request: int, deadline: Deadline) -> Weights | None:
-        failed: list[control_pb2.FailedLink] = []
+        failed: list[control_pb2.FailedHop] = []
         num_others, gone = 0, set[tuple[str, int]]()
         number = request
         while True:
             try:
                 return self._ask(session, number, deadline, failed)
-            except LinkFailedError as error:  # the fault of another client, not of the session
+            except HopFailedError as error:  # the fault of another client, not of the session
                 failed.append(error.failed)
             except (RetiredVersionError, _OtherStructureError) as error:
                 num_others += 1
@@ -259,7 +259,7 @@ class _Attempt:
             number = self._client.requests.take_number()
 
     def _ask(
-        self, session: Session, request: int, deadline: Deadline, failed: Sequence[control_pb2.FailedLink]
+        self, session: Session, request: int, deadline: Deadline, failed: Sequence[control_pb2.FailedHop]
     ) -> Weights | None:
         wanted = self._wanted
         spec = self._known.get(wanted.name)

@@ -14,7 +14,7 @@ from tdserve.client.content.leaves import Leaves
 from tdserve.client.content.received import Received, make_views
 from tdserve.client.relays.kept_version import KeptVersion, compute_checksums
 from tdserve.client.relays.relay import SessionRelays
-from tdserve.client.relays.relay_link import receive
+from tdserve.client.relays.relay_hop import receive
 from tdserve.client.session.requests.pending import Pending
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
@@ -32,16 +32,16 @@ VERIFY_S = 5.0
 """Time for the server to get the checksums: it makes or receives them soon after the first pull."""
 
 
-class LinkFailedError(Exception):
-    """A version did not arrive over a link, or is damaged: it must be requested from the server again.
+class HopFailedError(Exception):
+    """A version did not arrive over a hop, or is damaged: it must be requested from the server again.
 
     Attributes:
         failed: The report to send with that request.
     """
 
-    def __init__(self, link: int, *, was_connected: bool) -> None:
-        super().__init__(f"link {link}")
-        self.failed = control_pb2.FailedLink(link=link, was_connected=was_connected)
+    def __init__(self, hop: int, *, was_connected: bool) -> None:
+        super().__init__(f"hop {hop}")
+        self.failed = control_pb2.FailedHop(hop=hop, was_connected=was_connected)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Receiving:
         return Received(self.layout, [*self.into.tensors, *rest])
 
 
-def receive_linked(
+def receive_over_hop(
     client: SessionClient,
     session: Session,
     request: int,
@@ -85,10 +85,10 @@ def receive_linked(
     timeout_s: float,
     into: Leaves | None,
 ) -> Received:
-    """Receives a version whose arrival must be reported to control: ``Accepted.link`` is set.
+    """Receives a version whose arrival must be reported to control: ``Accepted.hop`` is set.
 
     Raises:
-        LinkFailedError: As raised by ``take_relayed``.
+        HopFailedError: As raised by ``take_relayed``.
         PeerLostError, DeadlineExceededError: As raised by ``receive_kept``.
     """
     receiving = Receiving(layout, spec, client.pool, timeout_s, into)
@@ -104,27 +104,27 @@ def receive_linked(
 
         return take_relayed(session.relays, accepted, verify, receiving)
     channel = session.contents.get(session.find_channel(pending, accepted), timeout_s)
-    return receive_kept(session.relays, accepted.link, channel, make_tag(request), receiving)
+    return receive_kept(session.relays, accepted.hop, channel, make_tag(request), receiving)
 
 
-def receive_kept(relays: SessionRelays, link: int, channel: Channel, tag: int, receiving: Receiving) -> Received:
+def receive_kept(relays: SessionRelays, hop: int, channel: Channel, tag: int, receiving: Receiving) -> Received:
     """Receives a version from the server's worker, and keeps it to pass it on.
 
     Args:
-        link: Its number at control.
+        hop: Its number at control.
         channel, tag: As in ``download.receive_content``.
 
     Raises:
         PeerLostError, DeadlineExceededError: The channel is closed, nothing is kept; ``into`` is unchanged.
     """
     layout, pool = receiving.layout, receiving.pool
-    kept = relays.keep(link, layout, pool)
+    kept = relays.keep(hop, layout, pool)
     try:
         sink = FlatBuffer(kept.buffer)
         timeout_s = receiving.timeout_s
         recv_messages(channel, tag, layout.messages, sink, pool=pool, timeout_s=timeout_s, on_arrived=kept.add_arrived)
     except BaseException:
-        relays.forget(link)
+        relays.forget(hop)
         raise
     return receiving.copy(kept.buffer)
 
@@ -143,9 +143,9 @@ def take_relayed(
         receiving: Its timeout is for all of it, however many messages arrive in between.
 
     Raises:
-        LinkFailedError: It did not arrive, or is damaged. Nothing is kept; ``into`` is unchanged.
+        HopFailedError: It did not arrive, or is damaged. Nothing is kept; ``into`` is unchanged.
     """
-    number, layout, pool = accepted.link, receiving.layout, receiving.pool
+    number, layout, pool = accepted.hop, receiving.layout, receiving.pool
     end = time.monotonic() + receiving.timeout_s
     kept: KeptVersion | None = None
 
@@ -156,22 +156,22 @@ def take_relayed(
             kept.add_arrived(count)
 
     was_connected = is_right = False
-    link = None
+    hop = None
     try:
-        link = relays.open_link(number, accepted.link_secret)
-        channel = link.connect()
+        hop = relays.open_hop(number, accepted.hop_secret)
+        channel = hop.connect()
         was_connected = True
         kept = relays.keep(number, layout, pool) if accepted.keeps else None
         buffer = pool.take(layout.nbytes) if kept is None else kept.buffer
         receive(channel, layout, buffer, on_arrived=on_arrived)
-        relays.close_link(link)
-        verify(control_pb2.TakenRequest(link=number, checksums=compute_checksums(layout, buffer, receiving.spec)))
+        relays.close_hop(hop)
+        verify(control_pb2.TakenRequest(hop=number, checksums=compute_checksums(layout, buffer, receiving.spec)))
         is_right = True
     except TDServeError as error:
-        raise LinkFailedError(number, was_connected=was_connected) from error
+        raise HopFailedError(number, was_connected=was_connected) from error
     finally:
-        if link is not None:
-            relays.close_link(link)
+        if hop is not None:
+            relays.close_hop(hop)
         if not is_right:
             relays.forget(number)
             relays.give_up(number)

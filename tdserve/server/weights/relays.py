@@ -39,7 +39,7 @@ MAX_OWN_S = 2.0
 """Longest wait for checksums that are computed after all other work. Then others are ordered for the puller."""
 
 REST_S = 10.0
-"""Time without a link after which no client need keep a version any longer."""
+"""Time without a hop after which no client need keep a version any longer."""
 
 _LINE = "relays"
 
@@ -60,7 +60,7 @@ class _Trees:
         checksums: Checksums of each content that were computed for its pullers.
         makers: How to have those of a content computed.
         making: Computations under way.
-        resting: Timer that ends the trees once no link is under way.
+        resting: Timer that ends the trees once no hop is under way.
     """
 
     store: OpenedStore
@@ -109,7 +109,7 @@ class Relays:
         deadline: Deadline,
         make_checksums: MakeChecksums,
     ) -> Placement | None:
-        """Returns the source of a version for a puller; None: the server, without a link. Waits while all sources are
+        """Returns the source of a version for a puller; None: the server, without a hop. Waits while all sources are
         busy.
 
         Args:
@@ -124,7 +124,7 @@ class Relays:
         trees = self._get_trees(store)
         trees.fanout.fanout = store.get_versions().fanout
         for each in asked.failed:
-            trees.fanout.note_failure(session.number, each.link, was_connected=each.was_connected)
+            trees.fanout.note_failure(session.number, each.hop, was_connected=each.was_connected)
         if asked.failed:
             self._on_moved(trees)
         self._members.setdefault(session.number, _Member(session)).uids.add(store.record.uid)
@@ -141,9 +141,9 @@ class Relays:
             placed = await self._wait_in_line(session, trees, look, deadline, line)
         if placed is None:
             placed = trees.fanout.place(version.version, content, session.number, num_failed=MAX_TRIES)
-        if placed is None or not placed.link:
+        if placed is None or not placed.hop:
             return None
-        trees.nbytes[content] = sent.nbytes  # set after the wait; from here on it is kept as long as the link
+        trees.nbytes[content] = sent.nbytes  # set after the wait; from here on it is kept as long as the hop
         if trees.resting is not None:
             trees.resting.cancel()
             trees.resting = None
@@ -152,13 +152,13 @@ class Relays:
             trees.makers[content] = make_checksums
             if not self._is_made_soon(trees, version.version, content):
                 self._make_checksums(trees, content)  # while the content is on its way
-            passing = control_pb2.PassOn(link=placed.link, kept=placed.kept, secret=placed.secret)
+            passing = control_pb2.PassOn(hop=placed.hop, kept=placed.kept, secret=placed.secret)
             self._send_order(placed.relay, control_pb2.RelayOrder(pass_on=passing))
         return placed
 
     @contextmanager
     def track_sending(self, store: OpenedStore, placed: Placement | None) -> Iterator[None]:
-        """Runs a block in which the server sends a version to a puller; ends the puller's link."""
+        """Runs a block in which the server sends a version to a puller; ends the puller's hop."""
         is_whole = False
         try:
             yield
@@ -166,14 +166,14 @@ class Relays:
         finally:
             if placed is not None:
                 trees = self._get_trees(store)
-                trees.fanout.end(placed.link, is_whole=is_whole)
+                trees.fanout.end(placed.hop, is_whole=is_whole)
                 self._on_moved(trees)
 
     def forget_deleted(self, store: OpenedStore) -> None:
-        """Forgets a store that is deleted or has moved away; if links of it are under way, ``REST_S`` after the last of
+        """Forgets a store that is deleted or has moved away; if hops of it are under way, ``REST_S`` after the last of
         them has ended."""
         trees = self._trees.get(store.record.uid)
-        if trees is not None and not trees.fanout.num_links:
+        if trees is not None and not trees.fanout.num_hops:
             del self._trees[store.record.uid]
             if trees.resting is not None:
                 trees.resting.cancel()
@@ -185,54 +185,54 @@ class Relays:
             self._on_moved(trees)
 
     def hand_on(self, session: ClientSession, entry: control_pb2.Rendezvous) -> None:
-        """Passes a rendezvous entry of a link on to its other end, if this session is one of its ends."""
-        trees = self._find_trees(session, entry.link)
+        """Passes a rendezvous entry of a hop on to its other end, if this session is one of its ends."""
+        trees = self._find_trees(session, entry.hop)
         if trees is None or not is_short(entry):
             return
-        ends = {trees.fanout.find_puller(entry.link), trees.fanout.find_source(entry.link)}
+        ends = {trees.fanout.find_puller(entry.hop), trees.fanout.find_source(entry.hop)}
         if session.number in ends:
             for other in ends - {session.number, SERVER, None}:
                 if other in self._members:
                     self._members[other].session.send(control_pb2.ServerMessage(rendezvous=entry))
 
     def on_report(self, session: ClientSession, report: control_pb2.RelayReport) -> None:
-        """Handles a client's report: it holds a version's first part, or a link has ended."""
+        """Handles a client's report: it holds a version's first part, or a hop has ended."""
         kind = report.WhichOneof("report")
-        link = getattr(report, kind or "holds")
-        trees = self._find_trees(session, link)
+        hop = getattr(report, kind or "holds")
+        trees = self._find_trees(session, hop)
         if trees is None:
             return
         if kind == "holds":
-            trees.fanout.note_holding(session.number, link)
-        elif kind == "ended" and trees.fanout.find_source(link) == session.number:
-            trees.fanout.note_sent(link)
-        elif kind == "ended" and trees.fanout.find_puller(link) == session.number:
-            trees.fanout.end(link, is_whole=False)
+            trees.fanout.note_holding(session.number, hop)
+        elif kind == "ended" and trees.fanout.find_source(hop) == session.number:
+            trees.fanout.note_sent(hop)
+        elif kind == "ended" and trees.fanout.find_puller(hop) == session.number:
+            trees.fanout.end(hop, is_whole=False)
         self._on_moved(trees)
 
     async def check_taken(
         self, session: ClientSession, request: int, asked: control_pb2.TakenRequest
     ) -> control_pb2.Done:
-        """Checks the checksums of a version that a puller has received from a relay, and ends the link.
+        """Checks the checksums of a version that a puller has received from a relay, and ends the hop.
 
         Raises:
             CorruptDataError: They are wrong. The puller asks again, and this relay is not given to clients any more.
-            InvalidRequestError: No such link to this client is under way.
+            InvalidRequestError: No such hop to this client is under way.
             DeadlineExceededError: The right checksums are not known in time.
         """
-        trees = self._find_trees(session, asked.link)
-        found = trees.fanout.find_content(asked.link) if trees is not None else None
-        if trees is None or found is None or trees.fanout.find_puller(asked.link) != session.number:
-            raise InvalidRequestError(argument="link", reason=f"{asked.link} is not under way to this client")
+        trees = self._find_trees(session, asked.hop)
+        found = trees.fanout.find_content(asked.hop) if trees is not None else None
+        if trees is None or found is None or trees.fanout.find_puller(asked.hop) != session.number:
+            raise InvalidRequestError(argument="hop", reason=f"{asked.hop} is not under way to this client")
         store, nbytes = trees.store, trees.nbytes[found[1]]
         await inline_tasks.ensure_task()
         expected = await self._find_checksums(session, trees, *found, asked.timeout_s)
         if expected != asked.checksums:
-            trees.fanout.note_failure(session.number, asked.link, was_connected=True)
+            trees.fanout.note_failure(session.number, asked.hop, was_connected=True)
             self._on_moved(trees)
             path = f"version {found[0]} of {store.name!r}, passed on by another client"
             raise CorruptDataError(path=path, expected=expected.hex()[:64], actual=asked.checksums.hex()[:64])
-        trees.fanout.end(asked.link, is_whole=True)
+        trees.fanout.end(asked.hop, is_whole=True)
         self._traffic.count_relayed(session.transport, nbytes)
         self._on_moved(trees)
         return control_pb2.Done()
@@ -242,9 +242,9 @@ class Relays:
         member = self._members.pop(number, None)
         for trees in self._list_trees(member):
             for orphan in trees.fanout.remove_session(number):
-                puller = trees.fanout.find_puller(orphan.link)
+                puller = trees.fanout.find_puller(orphan.hop)
                 if puller is not None:
-                    self._send_order(puller, control_pb2.RelayOrder(lost=orphan.link))
+                    self._send_order(puller, control_pb2.RelayOrder(lost=orphan.hop))
             self._on_moved(trees)
 
     async def _find_checksums(
@@ -323,7 +323,7 @@ class Relays:
                 Deadline.after(wait_s),
                 lambda: "a relay",
                 line=line,
-                give_back=lambda placed: trees.fanout.end(placed.link, is_whole=False),
+                give_back=lambda placed: trees.fanout.end(placed.hop, is_whole=False),
             )
         except DeadlineExceededError:
             return None
@@ -331,18 +331,18 @@ class Relays:
             trees.num_waiting -= 1
 
     def _on_moved(self, trees: _Trees) -> None:
-        """Reacts to the end of a link: sources may have room, and older versions may have no more pullers."""
+        """Reacts to the end of a hop: sources may have room, and older versions may have no more pullers."""
         trees.has_room.wake()
         store = trees.store
         newest = store.get_versions().newest
         self._release(trees, trees.fanout.forget(newest.version if newest is not None else 0))
-        if not trees.fanout.num_links and trees.resting is None:
+        if not trees.fanout.num_hops and trees.resting is None:
             trees.resting = asyncio.get_running_loop().call_later(REST_S, self._list_rest, trees)
 
     def _list_rest(self, trees: _Trees) -> None:
         trees.resting = None
         self._release(trees, trees.fanout.drop_idle_trees())
-        if not trees.fanout.num_links:
+        if not trees.fanout.num_hops:
             trees.nbytes.clear()
             trees.checksums.clear()
             trees.makers.clear()
@@ -351,7 +351,7 @@ class Relays:
 
     def _release(self, trees: _Trees, released: list[Placement]) -> None:
         for each in released:
-            self._send_order(each.relay, control_pb2.RelayOrder(forget=each.link))
+            self._send_order(each.relay, control_pb2.RelayOrder(forget=each.hop))
         live = trees.fanout.contents
         trees.nbytes = {content: nbytes for content, nbytes in trees.nbytes.items() if content in live}
         trees.checksums = {content: checksums for content, checksums in trees.checksums.items() if content in live}
@@ -373,7 +373,7 @@ class Relays:
         uids = () if member is None else member.uids
         return [self._trees[uid] for uid in uids if uid in self._trees]
 
-    def _find_trees(self, session: ClientSession, link: int) -> _Trees | None:
-        """Returns the store of a link, if this session has asked for a version of it."""
+    def _find_trees(self, session: ClientSession, hop: int) -> _Trees | None:
+        """Returns the store of a hop, if this session has asked for a version of it."""
         stores = self._list_trees(self._members.get(session.number))
-        return next((trees for trees in stores if trees.fanout.find_content(link) is not None), None)
+        return next((trees for trees in stores if trees.fanout.find_content(hop) is not None), None)

@@ -84,8 +84,8 @@ class VersionSender:
 
             placed = await self.relays.place(session, store, version, sent, asked, wanted.deadline, make_checksums)
         if placed is not None:
-            accepted.link, accepted.is_relayed, accepted.keeps = placed.link, bool(placed.relay), placed.keeps
-            accepted.link_secret = placed.secret
+            accepted.hop, accepted.is_relayed, accepted.keeps = placed.hop, bool(placed.relay), placed.keeps
+            accepted.hop_secret = placed.secret
         if accepted.is_relayed:
             return control_pb2.Done(accepted=accepted)
         order = session.make_order(request, is_accepted=not is_inline and not has_values)

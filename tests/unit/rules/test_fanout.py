@@ -17,7 +17,7 @@ def grown(fanout: Fanout, *pullers: int, version: int = 1) -> dict[int, Placemen
     found = {}
     for puller in pullers:
         found[puller] = placed(fanout, puller, version=version, num_waiting=len(pullers))
-        fanout.note_holding(puller, found[puller].link)
+        fanout.note_holding(puller, found[puller].hop)
     return found
 
 
@@ -45,13 +45,13 @@ def test_place_when_roots_are_there_then_relays_serve_as_many_as_they_may_and_th
     assert [each.relay for each in found.values()] == [SERVER, SERVER]
     below = [placed(fanout, puller, num_waiting=9) for puller in (3, 4, 5, 6)]
     assert sorted((each.relay, each.kept) for each in below) == [
-        (1, found[1].link),
-        (1, found[1].link),
-        (2, found[2].link),
-        (2, found[2].link),
+        (1, found[1].hop),
+        (1, found[1].hop),
+        (2, found[2].hop),
+        (2, found[2].hop),
     ]
     assert fanout.place(1, 1, 7) is None
-    fanout.note_holding(3, below[0].link)
+    fanout.note_holding(3, below[0].hop)
     assert placed(fanout, 7).relay == 3
 
 
@@ -59,7 +59,7 @@ def test_place_when_a_relay_has_nothing_yet_then_waits_and_goes_there_afterwards
     fanout = Fanout(1)
     root = placed(fanout, 1)
     assert fanout.place(1, 1, 2) is None
-    fanout.note_holding(1, root.link)
+    fanout.note_holding(1, root.hop)
     assert placed(fanout, 2).relay == 1
 
 
@@ -69,14 +69,14 @@ def test_place_when_pullers_come_one_after_the_other_then_the_server_sends_it_no
     for puller in range(1, 17):
         each = placed(fanout, puller)
         sources.append(each.relay)
-        fanout.end(each.link, is_whole=True)
+        fanout.end(each.hop, is_whole=True)
     assert sources.count(SERVER) == 4
 
 
 def test_place_when_a_relay_asks_once_more_then_it_neither_gets_it_from_itself_nor_keeps_it_twice() -> None:
     fanout = Fanout(1)
     for puller, each in grown(fanout, 1).items():
-        fanout.end(each.link, is_whole=True)
+        fanout.end(each.hop, is_whole=True)
         again = placed(fanout, puller, num_waiting=9)
         assert (again.relay, again.keeps) == (SERVER, False)
 
@@ -86,7 +86,7 @@ def test_place_when_all_that_a_relay_gets_comes_from_the_puller_then_it_goes_to_
     found = grown(fanout, 1, 2)
     assert (found[2].relay, found[2].keeps) == (1, True)
     assert fanout.place(1, 1, 1) is None  # from another thread; the server is busy
-    fanout.end(found[1].link, is_whole=True)
+    fanout.end(found[1].hop, is_whole=True)
     assert placed(fanout, 1).relay == SERVER
 
 
@@ -94,7 +94,7 @@ def test_failed_when_nothing_came_then_the_relay_is_left_alone_and_another_serve
     fanout = Fanout(2)
     grown(fanout, 1, 2)
     first = placed(fanout, 3)
-    fanout.note_failure(3, first.link, was_connected=True)
+    fanout.note_failure(3, first.hop, was_connected=True)
     others = [placed(fanout, puller, num_failed=1).relay for puller in (3, 4)]
     assert first.relay not in others
 
@@ -102,16 +102,16 @@ def test_failed_when_nothing_came_then_the_relay_is_left_alone_and_another_serve
 def test_failed_when_all_relays_have_then_the_server_sends_again() -> None:
     fanout = Fanout(1)
     grown(fanout, 1)
-    fanout.note_failure(2, placed(fanout, 2).link, was_connected=True)
+    fanout.note_failure(2, placed(fanout, 2).hop, was_connected=True)
     assert placed(fanout, 2, num_failed=1).relay == SERVER
 
 
 def test_failed_when_a_pair_cannot_connect_then_it_is_not_tried_again_but_others_are() -> None:
     fanout = Fanout(1)
     for version in (1, 2):
-        fanout.end(grown(fanout, 1, version=version)[1].link, is_whole=True)
+        fanout.end(grown(fanout, 1, version=version)[1].hop, is_whole=True)
         if version == 1:
-            fanout.note_failure(2, placed(fanout, 2).link, was_connected=False)
+            fanout.note_failure(2, placed(fanout, 2).hop, was_connected=False)
         assert placed(fanout, 2, version=version, num_failed=1).relay == SERVER
         assert placed(fanout, 3, version=version).relay == 1
 
@@ -122,7 +122,7 @@ def test_failed_when_several_cannot_reach_a_relay_then_it_is_left_alone() -> Non
     for puller in range(10, 10 + MAX_TRIES):
         below = placed(fanout, puller)
         assert below.relay == 1
-        fanout.note_failure(puller, below.link, was_connected=False)
+        fanout.note_failure(puller, below.hop, was_connected=False)
     assert placed(fanout, 20).relay == SERVER
 
 
@@ -132,7 +132,7 @@ def test_failed_when_a_puller_reaches_no_relay_then_it_gets_all_versions_from_th
     fanout = Fanout(2)
     grown(fanout, 1, 2)
     for number in range(MAX_TRIES):
-        fanout.note_failure(3, placed(fanout, 3, num_failed=number).link, was_connected=False)
+        fanout.note_failure(3, placed(fanout, 3, num_failed=number).hop, was_connected=False)
     assert placed(fanout, 3).relay == SERVER
     assert {placed(fanout, puller).relay for puller in (4, 5)} == {1, 2}
 
@@ -143,20 +143,20 @@ def test_failed_when_a_call_has_tried_often_enough_then_the_server_sends_whateve
     assert placed(fanout, 2, num_failed=MAX_TRIES) == Placement(2)
 
 
-def test_failed_when_it_is_no_link_of_the_puller_then_nothing_happens() -> None:
+def test_failed_when_it_is_no_hop_of_the_puller_then_nothing_happens() -> None:
     fanout = Fanout(1)
     grown(fanout, 1)
     below = placed(fanout, 2)
-    fanout.note_failure(9, below.link, was_connected=True)
+    fanout.note_failure(9, below.hop, was_connected=True)
     fanout.note_failure(2, 77, was_connected=True)
-    assert fanout.find_puller(below.link) == 2
-    assert fanout.find_source(below.link) == 1
+    assert fanout.find_puller(below.hop) == 2
+    assert fanout.find_source(below.hop) == 1
 
 
 def test_end_when_a_relays_own_pull_has_failed_then_no_puller_is_sent_to_it() -> None:
     fanout = Fanout(1)
     found = grown(fanout, 1)
-    fanout.end(found[1].link, is_whole=False)
+    fanout.end(found[1].hop, is_whole=False)
     assert placed(fanout, 2).relay == SERVER
 
 
@@ -165,39 +165,39 @@ def test_passed_when_a_relay_is_through_then_it_serves_the_next() -> None:
     grown(fanout, 1)
     below = placed(fanout, 2)
     assert fanout.place(1, 1, 3) is None
-    fanout.note_sent(below.link)
+    fanout.note_sent(below.hop)
     assert placed(fanout, 3).relay == 1
-    assert fanout.find_puller(below.link) == 2
+    assert fanout.find_puller(below.hop) == 2
 
 
 def test_lose_when_a_relay_ends_then_its_pullers_are_named_and_it_gets_no_more() -> None:
     fanout = Fanout(1)
-    fanout.end(grown(fanout, 1)[1].link, is_whole=True)
+    fanout.end(grown(fanout, 1)[1].hop, is_whole=True)
     below = placed(fanout, 2)
-    assert fanout.remove_session(1) == [Placement(below.link, 1)]
+    assert fanout.remove_session(1) == [Placement(below.hop, 1)]
     assert fanout.remove_session(2) == []
-    assert fanout.num_links == 0
+    assert fanout.num_hops == 0
     assert placed(fanout, 3).relay == SERVER
 
 
-def test_forget_when_links_are_over_then_relays_of_older_versions_need_not_keep_them() -> None:
+def test_forget_when_hops_are_over_then_relays_of_older_versions_need_not_keep_them() -> None:
     fanout = Fanout(1)
     found = grown(fanout, 1)
     below = placed(fanout, 2)
     assert fanout.forget(2) == []
-    for link in (found[1].link, below.link):
-        fanout.end(link, is_whole=True)
+    for hop in (found[1].hop, below.hop):
+        fanout.end(hop, is_whole=True)
     assert fanout.forget(1) == []
-    assert fanout.forget(2) == [Placement(found[1].link, 1)]
-    assert fanout.find_content(below.link) is None
+    assert fanout.forget(2) == [Placement(found[1].hop, 1)]
+    assert fanout.find_content(below.hop) is None
 
 
 def test_rest_when_nothing_moves_then_the_newest_need_not_be_kept_either() -> None:
     fanout = Fanout(1)
     found = grown(fanout, 1)
     assert fanout.drop_idle_trees() == []
-    fanout.end(found[1].link, is_whole=True)
-    assert fanout.drop_idle_trees() == [Placement(found[1].link, 1)]
+    fanout.end(found[1].hop, is_whole=True)
+    assert fanout.drop_idle_trees() == [Placement(found[1].hop, 1)]
     assert placed(fanout, 2).relay == SERVER
 
 
@@ -218,7 +218,7 @@ def test_thousand_when_they_come_at_once_then_the_server_sends_it_a_few_times() 
         for puller, each in now:
             sources.append(each.relay)
             depth[puller] = depth[each.relay] + 1
-            fanout.note_holding(puller, each.link)
+            fanout.note_holding(puller, each.hop)
         waiting = [puller for puller, each in found if each is None]
         if not now:
             raise AssertionError("nobody is placed any more")

@@ -19,7 +19,7 @@ from tdserve.transport.proving import (
     ChannelCredential,
     UnprovenError,
     make_epoch_credential,
-    make_link_credential,
+    make_hop_credential,
     make_session_credential,
     prove,
 )
@@ -173,7 +173,7 @@ def test_purposes_when_of_different_groups_then_differ() -> None:
         make_session_credential(SECRET, 8, is_mail=True),
         make_session_credential(SECRET, 7, channel_number=1),
         make_session_credential(SECRET, 7, channel_number=2),
-        make_link_credential(SECRET, 7),
+        make_hop_credential(SECRET, 7),
         make_epoch_credential(SECRET, "7", 7),
         make_epoch_credential(SECRET, "7", 8),
     ]

@@ -18,7 +18,7 @@ from tdserve.client.session.calls.awaitable_future import AwaitableFuture
 from tdserve.client.session.calls.background_calls import BackgroundCalls
 from tdserve.client.session.calls.call_deadline import begin_call, check_wait_s
 from tdserve.client.session.catalog.catalog_client import CatalogClient, MissingNames
-from tdserve.client.session.client_links import ClientLinks, end_with
+from tdserve.client.session.client_connections import ClientConnections, end_with
 from tdserve.client.session.recipe import Recipe
 from tdserve.client.session.session_client import SessionClient
 from tdserve.rules.placement import find_whole
@@ -70,9 +70,9 @@ class ClusterServers:
         self.policies = PolicyFeeds(self._find_home, self.directory.forget)
         self._lost_parts: dict[str, LostParts] = {}
         self._background = BackgroundCalls("tdserve-cluster-later")
-        self._links: list[ClientLinks] = []  # of all clients that were made
+        self._connections: list[ClientConnections] = []  # of all clients that were made
         ends = [self.policies.close, self._background.watch.close]
-        self._on_dropped = end_with(self, self._links, self.address, ends=ends)
+        self._on_dropped = end_with(self, self._connections, self.address, ends=ends)
 
     def get_lost_parts(self, name: str) -> LostParts:
         """Returns which parts of a shared store are not where they belong."""
@@ -84,7 +84,7 @@ class ClusterServers:
     def _make_client(self, address: str) -> Client:
         client = self.recipe.make_client(address, self.members.membership.token)
         client.on_dropped.detach()  # it is dropped with this object, which it refers to
-        self._links.append(client.links)
+        self._connections.append(client.connections)
         client.find_moved = self.find_moved
         client.follow = self._follow
         client.catalog.follow = self._follow_catalog

@@ -63,14 +63,14 @@ class Office:
         assert report is not None, f"no report of {kind}"
         return report
 
-    def introduce(self, link: int, kept: int, *, client: int = 0) -> None:
+    def introduce(self, hop: int, kept: int, *, client: int = 0) -> None:
         """Makes a client, by default the first one, pass on what came over ``kept``."""
-        order = control_pb2.RelayOrder(pass_on=control_pb2.PassOn(link=link, kept=kept, secret=SECRET))
+        order = control_pb2.RelayOrder(pass_on=control_pb2.PassOn(hop=hop, kept=kept, secret=SECRET))
         self.ends[client].on_order(order)
 
-    def keep(self, link: int, buffer: torch.Tensor | None = None) -> KeptVersion:
+    def keep(self, hop: int, buffer: torch.Tensor | None = None) -> KeptVersion:
         """Gives the first client a whole version."""
-        kept = self.ends[0].keep(link, LAYOUT, POOL)
+        kept = self.ends[0].keep(hop, LAYOUT, POOL)
         kept.buffer.copy_(content() if buffer is None else buffer)
         kept.add_arrived(len(LAYOUT.messages))
         return kept

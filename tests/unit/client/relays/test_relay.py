@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tdserve.base.errors import ClosedError, PeerLostError
-from tdserve.client.relays import relay_link as links
-from tdserve.client.relays.relay_link import receive
+from tdserve.client.relays import relay_hop as hops
+from tdserve.client.relays.relay_hop import receive
 from tdserve.v1 import control_pb2
 from tests.gloo_secret import SECRET
 from tests.unit.client.relays.relaying import LAYOUT, POOL, Office, content, office
@@ -17,8 +17,8 @@ from tests.unit.client.relays.relaying import LAYOUT, POOL, Office, content, off
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timeout so long that no end gives up by itself on a busy machine: each ends only when the test ends it."""
-    monkeypatch.setattr(links, "STALL_S", 60.0)
-    monkeypatch.setattr(links, "CONNECT_S", 60.0)
+    monkeypatch.setattr(hops, "STALL_S", 60.0)
+    monkeypatch.setattr(hops, "CONNECT_S", 60.0)
 
 
 def threads() -> list[str]:
@@ -26,14 +26,14 @@ def threads() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.startswith("tdserve-relay")]
 
 
-def take(between: Office, link: int) -> torch.Tensor:
-    """The second client's end of a link: what comes over it."""
-    opened = between.ends[1].open_link(link, SECRET)
+def take(between: Office, hop: int) -> torch.Tensor:
+    """The second client's end of a hop: what comes over it."""
+    opened = between.ends[1].open_hop(hop, SECRET)
     found = torch.zeros(LAYOUT.nbytes, dtype=torch.uint8)
     try:
         receive(opened.connect(), LAYOUT, found, on_arrived=lambda count: None)
     finally:
-        between.ends[1].close_link(opened)
+        between.ends[1].close_hop(opened)
     return found
 
 
@@ -67,37 +67,37 @@ def test_pass_on_when_it_is_dropped_meanwhile_then_the_other_loses_it() -> None:
         assert between.ends[0].num_kept == 0
 
 
-def test_feed_when_entries_are_here_before_the_link_then_they_count() -> None:
+def test_feed_when_entries_are_here_before_the_hop_then_they_count() -> None:
     with office() as between:
         between.keep(3)
-        between.introduce(4, kept=3)  # its entries come before the other end knows of the link
-        between.ends[1].feed(control_pb2.Rendezvous(link=9, key="other", value=b"x"))
+        between.introduce(4, kept=3)  # its entries come before the other end knows of the hop
+        between.ends[1].feed(control_pb2.Rendezvous(hop=9, key="other", value=b"x"))
         assert torch.equal(take(between, 4), content())
 
 
-def test_lost_when_reported_before_or_after_the_link_is_open_then_it_ends_at_once() -> None:
+def test_lost_when_reported_before_or_after_the_hop_is_open_then_it_ends_at_once() -> None:
     with office() as between:
         puller = between.ends[1]
         puller.on_order(control_pb2.RelayOrder(lost=4))
         with pytest.raises(PeerLostError, match="session has ended"):
-            puller.open_link(4, SECRET)
-        link = puller.open_link(5, SECRET)
+            puller.open_hop(4, SECRET)
+        hop = puller.open_hop(5, SECRET)
         puller.on_order(control_pb2.RelayOrder(lost=5))
         with pytest.raises(PeerLostError, match="session has ended"):
-            link.connect()
+            hop.connect()
 
 
 def test_close_when_a_version_is_being_passed_on_then_its_thread_ends() -> None:
     with office() as between:
         between.ends[0].keep(3, LAYOUT, POOL).add_arrived(1)
         between.introduce(4, kept=3)
-        channel = between.ends[1].open_link(4, SECRET).connect()
+        channel = between.ends[1].open_hop(4, SECRET).connect()
         first = torch.empty(LAYOUT.messages[0].nbytes, dtype=torch.uint8)
-        channel.recv(first, links.CONTENT_TAG).wait(20.0)  # it waits for the second message by now
+        channel.recv(first, hops.CONTENT_TAG).wait(20.0)  # it waits for the second message by now
         assert threads() == ["tdserve-relay-4"]
         between.ends[0].close()
         assert threads() == []
         with pytest.raises(ClosedError):
-            between.ends[0].open_link(5, SECRET)
+            between.ends[0].open_hop(5, SECRET)
         between.introduce(6, kept=3)
         assert between.ends[0].num_kept == 0

@@ -9,9 +9,9 @@ from tensordict import TensorDict
 from tdserve.base.errors import CorruptDataError, PeerLostError
 from tdserve.client.content.leaves import Leaves, make_leaves
 from tdserve.client.content.received import Received
-from tdserve.client.relays import relay_link as links
+from tdserve.client.relays import relay_hop as hops
 from tdserve.client.relays.kept_version import compute_checksums
-from tdserve.client.weights.relay_taking import LinkFailedError, Receiving, receive_kept, take_relayed
+from tdserve.client.weights.relay_taking import HopFailedError, Receiving, receive_kept, take_relayed
 from tdserve.structure.captures.capture import capture
 from tdserve.transport.loopback import LoopbackChannel
 from tdserve.transport.sources_sinks import FlatBuffer
@@ -26,8 +26,8 @@ Verify = Callable[[control_pb2.TakenRequest], None]
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timeout so long that no end gives up by itself on a busy machine: each ends only when the test ends it."""
-    monkeypatch.setattr(links, "STALL_S", 60.0)
-    monkeypatch.setattr(links, "CONNECT_S", 60.0)
+    monkeypatch.setattr(hops, "STALL_S", 60.0)
+    monkeypatch.setattr(hops, "CONNECT_S", 60.0)
 
 
 def out() -> tuple[TensorDict, Leaves]:
@@ -47,11 +47,11 @@ def take_version(
     *,
     keeps: bool = False,
     into: Leaves | None = None,
-    link: int = 4,
+    hop: int = 4,
     client: int = 1,
 ) -> Received:
-    """A client, the second one, gets a version over a link."""
-    accepted = control_pb2.Accepted(link=link, link_secret=SECRET, is_relayed=True, keeps=keeps)
+    """A client, the second one, gets a version over a hop."""
+    accepted = control_pb2.Accepted(hop=hop, hop_secret=SECRET, is_relayed=True, keeps=keeps)
     relays = between.ends[client]
     return take_relayed(relays, accepted, verify, Receiving(LAYOUT, SPEC, POOL, 20.0, into))
 
@@ -84,7 +84,7 @@ def test_take_when_it_is_kept_then_changes_of_the_caller_are_not_passed_on() -> 
         received = take_version(between, keeps=True)
         received.get_leaves()["b",].fill_(-1)
         between.introduce(5, kept=4, client=1)
-        check(take_version(between, link=5, client=0))
+        check(take_version(between, hop=5, client=0))
 
 
 def test_take_when_the_checksums_are_wrong_then_nothing_of_it_is_shown_or_kept() -> None:
@@ -98,31 +98,31 @@ def test_take_when_the_checksums_are_wrong_then_nothing_of_it_is_shown_or_kept()
         between.keep(3, wrong)
         between.introduce(4, kept=3)
         td, into = out()
-        with pytest.raises(LinkFailedError) as caught:
+        with pytest.raises(HopFailedError) as caught:
             take_version(between, refuse, keeps=True, into=into)
-        assert (caught.value.failed.link, caught.value.failed.was_connected) == (4, True)
+        assert (caught.value.failed.hop, caught.value.failed.was_connected) == (4, True)
         assert td["b"].eq(0).all()
         assert between.ends[1].num_kept == 0
         assert between.reports[1][-1].ended == 4
 
 
-def test_take_when_the_relay_has_nothing_then_the_link_has_failed_unconnected(
+def test_take_when_the_relay_has_nothing_then_the_hop_has_failed_unconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(links, "CONNECT_S", 0.2)
+    monkeypatch.setattr(hops, "CONNECT_S", 0.2)
     with office() as between:
-        with pytest.raises(LinkFailedError) as caught:
+        with pytest.raises(HopFailedError) as caught:
             take_version(between)
         assert not caught.value.failed.was_connected
         assert between.reports[1][-1].ended == 4
 
 
-def test_take_when_the_time_is_up_then_the_link_has_failed_though_it_still_comes() -> None:
+def test_take_when_the_time_is_up_then_the_hop_has_failed_though_it_still_comes() -> None:
     with office() as between:
         between.keep(3)
         between.introduce(4, kept=3)
-        accepted = control_pb2.Accepted(link=4, is_relayed=True)
-        with pytest.raises(LinkFailedError):
+        accepted = control_pb2.Accepted(hop=4, is_relayed=True)
+        with pytest.raises(HopFailedError):
             take_relayed(between.ends[1], accepted, accept, Receiving(LAYOUT, SPEC, POOL, 0.0, None))
 
 

@@ -63,8 +63,8 @@ class Trees:
         """Returns the source from which a session gets the newest version."""
         version = self.store.get_versions().newest
         assert version is not None
-        links = [control_pb2.FailedLink(link=link, was_connected=was_connected) for link in failed]
-        asked = control_pb2.LatestRequest(relays=True, failed=links, dtype=dtype)  # type: ignore[arg-type]
+        hops = [control_pb2.FailedHop(hop=hop, was_connected=was_connected) for hop in failed]
+        asked = control_pb2.LatestRequest(relays=True, failed=hops, dtype=dtype)  # type: ignore[arg-type]
         session = self.sessions[number]
         placed = await self.relays.place(
             session, self.store, version, SPEC, asked, Deadline.after(timeout_s), self.make_checksums
@@ -83,12 +83,12 @@ class Trees:
         placed = await self.place(1)
         assert (placed.relay, placed.keeps) == (SERVER, True)
         with self.relays.track_sending(self.store, placed):
-            self.report(1, holds=placed.link)
+            self.report(1, holds=placed.hop)
         return placed
 
-    async def taken(self, number: int, link: int, checksums: bytes = RIGHT, *, timeout_s: float = 20.0) -> None:
+    async def taken(self, number: int, hop: int, checksums: bytes = RIGHT, *, timeout_s: float = 20.0) -> None:
         """Reports that a session has received its version."""
-        asked = control_pb2.TakenRequest(link=link, checksums=checksums, timeout_s=timeout_s)
+        asked = control_pb2.TakenRequest(hop=hop, checksums=checksums, timeout_s=timeout_s)
         await self.relays.check_taken(self.sessions[number], 9, asked)
 
 
@@ -132,15 +132,15 @@ def test_place_when_a_relay_keeps_it_then_both_are_introduced_and_their_rendezvo
     async def scenario() -> None:
         root = await trees.root()
         placed = await trees.place(2)
-        assert (placed.relay, placed.kept) == (1, root.link)
+        assert (placed.relay, placed.kept) == (1, root.hop)
         order = (await receive(trees.sessions[1])).relay_order.pass_on
-        assert (order.link, order.kept) == (placed.link, root.link)
-        entry = control_pb2.Rendezvous(link=placed.link, key="0", value=b"address")
+        assert (order.hop, order.kept) == (placed.hop, root.hop)
+        entry = control_pb2.Rendezvous(hop=placed.hop, key="0", value=b"address")
         for sender, receiver in ((1, 2), (2, 1)):
             trees.relays.hand_on(trees.sessions[sender], entry)
             assert (await receive(trees.sessions[receiver])).rendezvous == entry
         trees.relays.hand_on(trees.sessions[3], entry)  # who is no end of it says nothing
-        trees.relays.hand_on(trees.sessions[1], control_pb2.Rendezvous(link=77))
+        trees.relays.hand_on(trees.sessions[1], control_pb2.Rendezvous(hop=77))
         await asyncio.sleep(0)
         assert [outbox(session).messages for session in trees.sessions] == [[]] * 6
 
@@ -155,7 +155,7 @@ def test_place_when_all_are_busy_then_waits_until_one_has_room(trees: Trees, run
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not waiting.done()
-        trees.report(1, ended=first.link)
+        trees.report(1, ended=first.hop)
         assert (await asyncio.wait_for(waiting, MAX_LINE_S / 2)).relay == 1
 
     run(scenario())
@@ -169,7 +169,7 @@ def test_place_when_one_waits_for_another_content_then_others_are_not_behind_it(
         waiting = [asyncio.create_task(trees.place(number, dtype=dtype)) for number, dtype in ((3, 0), (5, 1))]
         for _ in range(3):
             await asyncio.sleep(0)
-        trees.report(4, holds=other.link)
+        trees.report(4, holds=other.hop)
         assert (await waiting[1]).relay == 4
         assert not waiting[0].done()
         waiting[0].cancel()
@@ -199,7 +199,7 @@ def test_place_when_it_is_cancelled_in_line_then_its_place_goes_to_the_next(tree
         waiting = [asyncio.create_task(trees.place(number)) for number in (3, 4)]
         for _ in range(3):
             await asyncio.sleep(0)
-        trees.report(1, ended=first.link)
+        trees.report(1, ended=first.hop)
         await asyncio.sleep(0)
         waiting[0].cancel()  # in the moment in which it got it
         assert (await asyncio.wait_for(waiting[1], MAX_LINE_S / 2)).relay == 1
@@ -212,8 +212,8 @@ def test_end_when_a_relay_ends_then_its_puller_gets_the_loss_at_once(trees: Tree
         await trees.root()
         placed = await trees.place(2)
         trees.relays.on_session_ended(1)
-        assert (await receive(trees.sessions[2])).relay_order.lost == placed.link
-        assert (await trees.place(2, placed.link)).relay == SERVER
+        assert (await receive(trees.sessions[2])).relay_order.lost == placed.hop
+        assert (await trees.place(2, placed.hop)).relay == SERVER
         trees.relays.on_session_ended(1)  # known no longer
 
     run(scenario())
@@ -238,8 +238,8 @@ def test_published_when_a_version_is_old_then_relays_need_not_keep_it(trees: Tre
         placed = await trees.place(2)
         assert (await receive(trees.sessions[1])).relay_order.HasField("pass_on")
         trees.publish()
-        await trees.taken(2, placed.link)
-        assert (await receive(trees.sessions[1])).relay_order.forget == root.link
+        await trees.taken(2, placed.hop)
+        assert (await receive(trees.sessions[1])).relay_order.forget == root.hop
         assert (await trees.place(3)).relay == SERVER
 
     run(scenario())
@@ -252,7 +252,7 @@ def test_rest_when_nothing_moves_for_a_while_then_no_client_keeps_a_version(
 
     async def scenario() -> None:
         root = await trees.root()
-        assert (await receive(trees.sessions[1])).relay_order.forget == root.link
+        assert (await receive(trees.sessions[1])).relay_order.forget == root.hop
 
     run(scenario())
 
@@ -264,24 +264,24 @@ def test_forget_deleted_when_nothing_is_under_way_then_all_of_the_store_is_forgo
         trees.store.waiters.delete("w")
         trees.relays.forget_deleted(trees.store)
         assert len(trees.relays) == 1  # one client still takes it from another
-        trees.report(2, ended=placed.link)
+        trees.report(2, ended=placed.hop)
         trees.relays.on_session_ended(1)
         trees.relays.forget_deleted(trees.store)
         assert len(trees.relays) == 0
-        trees.report(1, ended=root.link)
+        trees.report(1, ended=root.hop)
 
     run(scenario())
 
 
-def test_report_when_it_is_of_no_link_then_nothing_happens(trees: Trees, run: Loop) -> None:
+def test_report_when_it_is_of_no_hop_then_nothing_happens(trees: Trees, run: Loop) -> None:
     async def scenario() -> None:
         trees.publish()
         trees.report(1, holds=77)
         trees.relays.on_report(trees.sessions[1], control_pb2.RelayReport())
         placed = await trees.place(1)
-        trees.report(2, ended=placed.link)
-        trees.report(2, holds=placed.link)
-        trees.report(1, ended=placed.link)
+        trees.report(2, ended=placed.hop)
+        trees.report(2, holds=placed.hop)
+        trees.report(1, ended=placed.hop)
         assert (await trees.place(2)).relay == SERVER
 
     run(scenario())

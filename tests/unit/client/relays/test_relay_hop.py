@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tdserve.base.errors import ConnectError, DeadlineExceededError, PeerLostError
-from tdserve.client.relays import relay_link as links
+from tdserve.client.relays import relay_hop as hops
 from tdserve.client.relays.kept_version import KeptVersion
-from tdserve.client.relays.relay_link import CONTENT_TAG, PULLER_RANK, RELAY_RANK, RelayLink, pass_on, receive
+from tdserve.client.relays.relay_hop import CONTENT_TAG, PULLER_RANK, RELAY_RANK, RelayHop, pass_on, receive
 from tdserve.transport.loopback import LoopbackChannel
 from tests.gloo_secret import SECRET
 from tests.unit.client.relays.test_kept import LAYOUT
@@ -21,8 +21,8 @@ NUM_MESSAGES = len(LAYOUT.messages)
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timeout so long that no end gives up by itself on a busy machine: each ends only when the test ends it."""
-    monkeypatch.setattr(links, "STALL_S", 60.0)
-    monkeypatch.setattr(links, "CONNECT_S", 60.0)
+    monkeypatch.setattr(hops, "STALL_S", 60.0)
+    monkeypatch.setattr(hops, "CONNECT_S", 60.0)
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ends lose their patience soon."""
-    monkeypatch.setattr(links, "STALL_S", 0.05)
-    monkeypatch.setattr(links, "CONNECT_S", 0.2)
+    monkeypatch.setattr(hops, "STALL_S", 0.05)
+    monkeypatch.setattr(hops, "CONNECT_S", 0.2)
 
 
 def content() -> torch.Tensor:
@@ -44,21 +44,21 @@ def content() -> torch.Tensor:
     return torch.arange(LAYOUT.nbytes, dtype=torch.int64).to(torch.uint8)
 
 
-def pair() -> tuple[RelayLink, RelayLink]:
-    """Both ends of a link, whose entries arrive at the other one."""
-    ends: dict[int, RelayLink] = {}
+def pair() -> tuple[RelayHop, RelayHop]:
+    """Both ends of a hop, whose entries arrive at the other one."""
+    ends: dict[int, RelayHop] = {}
 
-    def make(rank: int) -> RelayLink:
+    def make(rank: int) -> RelayHop:
         def publish(number: int, key: str, value: bytes) -> None:
             ends[1 - rank].feed(key, value)
 
-        return RelayLink(5, rank, secret=SECRET, publish=publish, make_host=lambda: "127.0.0.1")
+        return RelayHop(5, rank, secret=SECRET, publish=publish, make_host=lambda: "127.0.0.1")
 
     ends[RELAY_RANK], ends[PULLER_RANK] = make(RELAY_RANK), make(PULLER_RANK)
     return ends[RELAY_RANK], ends[PULLER_RANK]
 
 
-def test_link_when_both_ends_connect_then_a_version_goes_over_it_and_is_confirmed(threads: ThreadPoolExecutor) -> None:
+def test_hop_when_both_ends_connect_then_a_version_goes_over_it_and_is_confirmed(threads: ThreadPoolExecutor) -> None:
     with ExitStack() as stack:
         relay, puller = pair()
         for end in (relay, puller):

@@ -1,6 +1,6 @@
-"""A link between two clients: a gloo pair that carries one version from a client that keeps it to one that pulls it.
+"""A hop between two clients: a gloo pair that carries one version from a client that keeps it to one that pulls it.
 
-Every link opens a new pair by a rendezvous through the session: two clients that know only what the server tells them
+Every hop opens a new pair by a rendezvous through the session: two clients that know only what the server tells them
 have nothing to agree on, and nothing to repair.
 """
 
@@ -18,7 +18,7 @@ from tdserve.messages.layout import Layout
 from tdserve.transport.channel import Channel, Work
 from tdserve.transport.channel_forming import Forming
 from tdserve.transport.gloo import GlooChannel
-from tdserve.transport.proving import make_link_credential
+from tdserve.transport.proving import make_hop_credential
 from tdserve.transport.rendezvous import KVStore
 from tdserve.transport.sources_sinks import FlatBuffer
 from tdserve.transport.stream import MESSAGES_AT_ONCE, MESSAGES_UNDER_WAY
@@ -36,11 +36,11 @@ STALL_S = 2.0
 """The other end counts as stopped, or as too slow to be useful (6 MB/s), if a few messages take longer."""
 
 
-class RelayLink:
-    """One end of a link. Threads: any may call ``feed`` and ``cancel``.
+class RelayHop:
+    """One end of a hop. Threads: any may call ``feed`` and ``cancel``.
 
     Args:
-        number: Number of the link.
+        number: Number of the hop.
         rank: ``RELAY_RANK`` or ``PULLER_RANK``.
         secret: Both ends prove that they have it.
         publish: Sends an entry of the rendezvous: number, key, value.
@@ -58,7 +58,7 @@ class RelayLink:
     ) -> None:
         self._secret = secret
         self.number = number
-        self.peer = f"the other end of link {number}"
+        self.peer = f"the other end of hop {number}"
         self._rank = rank
         self._make_host = make_host
         self._lock = Lock()
@@ -81,7 +81,7 @@ class RelayLink:
         with self._lock:
             if self._error is not None:
                 raise self._error
-            self._forming = Forming(self._make, peer=self.peer, name=f"tdserve-open-link-{self.number}")
+            self._forming = Forming(self._make, peer=self.peer, name=f"tdserve-open-hop-{self.number}")
         channel = self._forming.wait(CONNECT_S)
         with self._lock:
             self._channel = channel
@@ -92,7 +92,7 @@ class RelayLink:
         return channel
 
     def cancel(self, error: TDServeError) -> None:
-        """Ends the link; a thread that uses it gets this error, or that of a lost channel. Idempotent."""
+        """Ends the hop; a thread that uses it gets this error, or that of a lost channel. Idempotent."""
         with self._lock:
             self._error = self._error or error
             forming, channel = self._forming, self._channel
@@ -103,11 +103,11 @@ class RelayLink:
             forming.cancel(error)
 
     def close(self) -> None:
-        """Ends the link. Idempotent."""
-        self.cancel(PeerLostError(peer=self.peer, reason="the link is closed"))
+        """Ends the hop. Idempotent."""
+        self.cancel(PeerLostError(peer=self.peer, reason="the hop is closed"))
 
     def _make(self) -> GlooChannel:
-        credential, host = make_link_credential(self._secret, self.number), self._make_host()
+        credential, host = make_hop_credential(self._secret, self.number), self._make_host()
         return GlooChannel(
             self._kv_store, self._rank, host=host, credential=credential, peer=self.peer, timeout_s=CONNECT_S
         )

@@ -15,11 +15,11 @@ from tdserve.client.session.finalizing import run_from_finalizer
 from tdserve.client.session.session import Session
 from tdserve.control.connection import ControlConnection
 
-_inherited: list[ClientLinks] = []
+_inherited: list[ClientConnections] = []
 """Those that belong to the parent of this forked child, kept alive: their end would close what the parent uses."""
 
 
-class ClientLinks:
+class ClientConnections:
     """What one client has open.
 
     Neither this nor a thread of it refers to the client, except for a call under way: a client lives as long as the
@@ -74,28 +74,28 @@ def _find_none() -> None:
 
 
 def end_with(
-    owner: object, links: Sequence[ClientLinks], address: str, *, ends: Sequence[Callable[[], None]] = ()
+    owner: object, connections: Sequence[ClientConnections], address: str, *, ends: Sequence[Callable[[], None]] = ()
 ) -> weakref.finalize[..., object]:
-    """Ends links when their owner is dropped, with a ResourceWarning. If it was closed, ``detach`` the result.
+    """Ends connections when their owner is dropped, with a ResourceWarning. If it was closed, ``detach`` the result.
 
     Args:
         owner: What the user holds, and all that was made of it.
-        links: Links of its clients; more may come.
+        connections: Those of its clients; more may come.
         address: For the warning.
         ends: End what it has beside them.
     """
-    finalizer = weakref.finalize(owner, _end_dropped, links, address, ends)
+    finalizer = weakref.finalize(owner, _end_dropped, connections, address, ends)
     finalizer.atexit = False  # sessions end by themselves then
     return finalizer
 
 
-def _end_dropped(links: Sequence[ClientLinks], address: str, ends: Sequence[Callable[[], None]]) -> None:
-    have_opened = [each.end_later() for each in links]
+def _end_dropped(connections: Sequence[ClientConnections], address: str, ends: Sequence[Callable[[], None]]) -> None:
+    have_opened = [each.end_later() for each in connections]
     for end in ends:
         run_from_finalizer(end)
     if any(have_opened):
         # As for files: at the line that has dropped it. With tracemalloc it shows where it was made, too.
-        warnings.warn(f"unclosed client of {address}", ResourceWarning, stacklevel=3, source=links[0])
+        warnings.warn(f"unclosed client of {address}", ResourceWarning, stacklevel=3, source=connections[0])
 
 
 def ask_weakly(method: AskSession) -> AskSession:
