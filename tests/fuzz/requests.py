@@ -116,7 +116,7 @@ def _list_store_requests() -> list[dict[str, Any]]:
 
 def _list_other_requests() -> list[dict[str, Any]]:
     return [
-        {"taken": control_pb2.TakenRequest(link=1, checksums=bytes(16))},
+        {"taken": control_pb2.TakenRequest(hop=1, checksums=bytes(16))},
         {"join_group": control_pb2.JoinGroup(name="g", world_size=2, backend="gloo", timeout_s=0.2)},
         {"adopt": control_pb2.AdoptRequest(name="made", path="/etc")},
         {"put": control_pb2.PutRequest(store="keyed", keys=[b"k"], content={"values": b"", "inline": b""})},

@@ -21,7 +21,13 @@ def may_be_damage(exit_code: int | None) -> bool:
     return exit_code is not None and -exit_code in (signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV)
 
 
-def explain_exit(exit_code: int | None, *, num_oom_kills: int = 0, was_killed: bool = False) -> str:
+def is_from_outside(exit_code: int | None, num_oom_kills: int = 0, was_killed: bool = False) -> bool:
+    """Returns whether another process has killed a worker, whatever it was doing; arguments as in ``explain_exit``."""
+    signals = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    return not (num_oom_kills or was_killed) and (exit_code is None or -exit_code in signals)
+
+
+def explain_exit(exit_code: int | None, num_oom_kills: int = 0, was_killed: bool = False) -> str:
     """Returns how a worker ended and the likely cause, for the log.
 
     Args:

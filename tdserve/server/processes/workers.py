@@ -21,7 +21,7 @@ from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.open_store.worker_spec_cache import WorkerSpecCache
 from tdserve.server.processes.claim_holder import ClaimHolder
 from tdserve.server.processes.claim_writers import WorkerWriter
-from tdserve.server.processes.exit_reasons import explain_exit, may_be_damage
+from tdserve.server.processes.exit_reasons import explain_exit, is_from_outside, may_be_damage
 from tdserve.server.processes.fork_server_process import NUM_LOOKS, START_TIMEOUT_S
 from tdserve.server.processes.worker_processes import WorkerProcess, WorkerProcesses
 from tdserve.v1 import worker_pb2
@@ -42,7 +42,11 @@ way."""
 
 MAX_DEATHS = 4
 """Deaths of a worker in the middle of an order that must be done, after which it counts as the fault of the order: for
-example of a page that its disk has no room for. All but the first come while it has no other such order."""
+example of a page that its disk has no room for. All but the first come while it has no other such order, and no other
+process has killed the worker."""
+MAX_KILLS = 60
+"""Deaths of any kind after which such an order is given up too, some minutes later: whoever kills the worker each time
+may be a limit of memory that this process does not see."""
 
 _NOT_STARTED = (OSError, CapacityError, PeerLostError, ClosedError)
 """Errors of a start for lack of descriptors, processes or memory, which may pass soon; or because the server ends."""
@@ -104,7 +108,7 @@ class DataWorker:
         self._processes = processes
         self._arguments = arguments
         self._timeout_s = timeout_s
-        self._num_silent = 0
+        self._num_silent = self._num_kills = 0
         self._on_session = on_session
         self._on_lost = on_lost
         self._on_span = on_span
@@ -191,16 +195,22 @@ class DataWorker:
         are repeated come one at a time, so that none is blamed for what another one does.
 
         Raises:
-            PeerLostError: The worker has died of it ``MAX_DEATHS`` times. Any part of it may be done.
+            PeerLostError: The worker has died of it ``MAX_DEATHS`` times, or at it ``MAX_KILLS`` times. Any part of it
+                may be done.
             TDServeError: The worker reported a failure.
         """
         if await self._try_order(store, order):
             return
+        num_deaths = num_blamed = 1
         async with self._repeating:
-            for _ in range(MAX_DEATHS - 1):
+            while num_blamed < MAX_DEATHS and num_deaths < MAX_KILLS:
+                num_kills = self._num_kills
                 if await self._try_order(store, order):
                     return
-        raise self._make_lost_error(f"it died {MAX_DEATHS} times while it was to do the same for store {store.name!r}")
+                await self.ready.wait()  # by then it is known how it has died
+                num_deaths += 1
+                num_blamed += self._num_kills == num_kills
+        raise self._make_lost_error(f"it died {num_deaths} times while it was to do the same for store {store.name!r}")
 
     async def _try_order(self, store: OpenedStore, order: worker_pb2.Order) -> bool:
         """Sends an order on a store as soon as the worker is up; returns False if it dies before it has reported."""
@@ -234,9 +244,8 @@ class DataWorker:
         backoff_s = RESTART_BACKOFF_S
         while not self._is_stopping:
             started = time.monotonic()
-            num_oom_kills = count_oom_kills()
             try:
-                exit_code = await self._run_once()
+                exit_code, why = await self._run_once()
             except _NOT_STARTED as fault:
                 if self._is_stopping:
                     return
@@ -250,14 +259,12 @@ class DataWorker:
             self.num_restarts += 1
             if may_be_damage(exit_code):
                 self._arguments = replace(self._arguments, checks_pages=True)
-            was_killed = self._process is not None and self._process.was_killed
-            num_oom_kills = count_oom_kills() - num_oom_kills
-            why = explain_exit(exit_code, num_oom_kills=num_oom_kills, was_killed=was_killed)
             _log.warning("data worker %d died after %.1f s (%s), starting it again", self.number, lived_s, why)
             await asyncio.sleep(backoff_s)
 
-    async def _run_once(self) -> int | None:
-        """Starts the process and waits for its end; returns its exit code."""
+    async def _run_once(self) -> tuple[int | None, str]:
+        """Starts the process and waits for its end; returns its exit code, and why it has ended."""
+        num_oom_kills = count_oom_kills()
         process = self._process = await self._processes.fork(self._arguments)
         self.claim_holder = self._make_claim_holder(process)
         lost = asyncio.Event()
@@ -277,7 +284,10 @@ class DataWorker:
                 order.future.set_exception(self._make_lost_error("it died and is being restarted"))
         self._on_lost(self)
         self.claim_holder = None
-        return await process.reap()
+        exit_code, num_oom_kills = await process.reap(), count_oom_kills() - num_oom_kills
+        cause = (exit_code, num_oom_kills, process.was_killed)
+        self._num_kills += is_from_outside(*cause)
+        return exit_code, explain_exit(*cause)
 
     def _make_claim_holder(self, process: WorkerProcess) -> ClaimHolder:
         def kill() -> None:

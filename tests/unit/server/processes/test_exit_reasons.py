@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from tdserve.base.machine import EXIT_NO_DESCRIPTORS
-from tdserve.server.processes.exit_reasons import explain_exit
+from tdserve.server.processes.exit_reasons import explain_exit, is_from_outside
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,21 @@ def test_explain_death_when_this_server_killed_it_then_only_that_reason() -> Non
     why = explain_exit(-signal.SIGKILL, num_oom_kills=1, was_killed=True)
     assert why == "SIGKILL: this server killed it, since it was silent or did not leave in time"
     assert explain_exit(-signal.SIGBUS, was_killed=True).startswith("SIGBUS: a page of a mapped file is missing")
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "num_oom_kills", "was_killed", "expected"),
+    [
+        (-signal.SIGKILL, 0, False, True),
+        (-signal.SIGTERM, 0, False, True),
+        (None, 0, False, True),
+        (-signal.SIGKILL, 1, False, False),
+        (-signal.SIGKILL, 0, True, False),
+        (-signal.SIGBUS, 0, False, False),
+        (1, 0, False, False),
+    ],
+)
+def test_is_from_outside_when_a_worker_ended_then_only_for_the_kill_of_another_process(
+    exit_code: int | None, num_oom_kills: int, was_killed: bool, expected: bool
+) -> None:
+    assert is_from_outside(exit_code, num_oom_kills, was_killed) is expected

@@ -151,3 +151,28 @@ def test_order_when_it_must_be_done_and_the_worker_dies_of_it_then_repeated_alon
     assert isinstance(culprit, PeerLostError)
     assert sent == [2, MAX_DEATHS]
     assert together == [1, 2] + [1] * MAX_DEATHS
+
+
+def test_order_when_it_must_be_done_and_others_kill_the_worker_again_and_again_then_it_is_done_in_the_end(
+    world: World, run: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "MAX_RESTART_BACKOFF_S", 0.01)
+    submit, killed = world.worker.submit, list[int]()
+
+    def kill_and_submit(order: worker_pb2.Order) -> asyncio.Future[worker_pb2.Worked]:
+        if len(killed) > MAX_DEATHS:
+            return submit(order)
+        killed.append(world.worker.pid)
+        os.kill(killed[-1], signal.SIGSTOP)  # so that it does not carry the order out first
+        reported = submit(order)
+        os.kill(killed[-1], signal.SIGKILL)
+        return reported
+
+    async def scenario() -> None:
+        store = await world.create("x", TensorDict({"a": torch.zeros(1)}, [1]))
+        monkeypatch.setattr(world.worker, "submit", kill_and_submit)
+        order = worker_pb2.Order(read_columns=worker_pb2.ReadColumns())
+        await asyncio.wait_for(world.worker.order_until_done(store, order), 60.0)
+
+    run(scenario())
+    assert len(set(killed)) == MAX_DEATHS + 1
