@@ -235,3 +235,24 @@ def test_restore_when_two_checkpoints_have_a_store_then_the_later_one(
         assert restored.from_remote_init(name)["x"].tolist() == [0.0] * 4
         restored.delete(name)
         assert name not in restored
+
+
+@pytest.mark.slow
+def test_checkpoint_when_one_server_cannot_write_its_own_then_none_stays(
+    client: tdserve.ClusterClient, name: str, tmp_path: Path
+) -> None:
+    client.memmap(CONTENT, name)
+    place = tmp_path / "place"
+    whole = client.checkpoint(place)
+    blocked = place / "server-1"
+    blocked.rename(tmp_path / "kept")
+    blocked.write_text("no folder")
+    with pytest.raises(tdserve.TDServeError):
+        client.checkpoint(place)
+    blocked.unlink()
+    (tmp_path / "kept").rename(blocked)
+    for server in range(3):
+        assert [each.id for each in list_checkpoints(place / f"server-{server}")] == [whole[server].id]
+    client.delete(name)
+    assert client.restore(place, names=[name]) == [name]
+    client.delete(name)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
+from threading import Lock
 from typing import NamedTuple, TypeVar
 
 from tdserve.base.deadline import Deadline
@@ -13,6 +15,7 @@ from tdserve.base.errors import (
     InvalidRequestError,
     StoreExistsError,
     StoreNotFoundError,
+    TDServeError,
     WrongStateError,
 )
 from tdserve.base.ids import make_uid
@@ -53,43 +56,79 @@ def checkpoint_cluster(
     """Writes a checkpoint of each server at the same time; see ``ClusterClient.checkpoint``."""
     check_keep(keep)
     before = _list_names(members, deadline)
-    failed: list[Checkpoint] = []
+    failed: list[_Attempt] = []
     while True:
-        made = _checkpoint_each(members, place, deadline, on_progress)
+        attempt = _Attempt(members, place)
+        made = attempt.write(deadline, on_progress)
         kept = {name for each in made for name in (*each.left_out, *(store.name for store in each.stores))}
         missing = [name for name in sorted(before - kept) if directory.has_store(name, deadline)]
         if not missing:
             break
-        failed += made
-        if deadline.expired or len(failed) >= MAX_ATTEMPTS * len(members):
-            _remove(place, failed, len(members))
-            state = f"{', '.join(missing[:MAX_NAMED])} moved to another server each time that one was written"
-            raise WrongStateError(state=state, event="a checkpoint of the cluster; nothing was kept of it")
-    _remove(place, failed, len(members))
-    for server, each in enumerate(made):
-        keep_newest_of(find_server_place(place, server), each, keep)
+        failed.append(attempt)
+        if deadline.expired or len(failed) == MAX_ATTEMPTS:
+            break
+    for each in failed:  # now, since the later ones had their blocks from them
+        each.take_back()
+    if missing:
+        state = f"{', '.join(missing[:MAX_NAMED])} moved to another server each time that one was written"
+        raise WrongStateError(state=state, event="a checkpoint of the cluster; nothing was kept of it")
+    for server, of_server in enumerate(made):
+        keep_newest_of(find_server_place(place, server), of_server, keep)
     return made
+
+
+class _Attempt:
+    """Checkpoints of all servers, written at the same time: all of them, or none stays.
+
+    Args:
+        members: The servers.
+        place: Where the places of the servers are.
+    """
+
+    def __init__(self, members: Members, place: Place) -> None:
+        self._members = members
+        self._place = place
+        self._uid = make_uid()
+        self._lock = Lock()
+        self._is_taken_back = False
+        self._made: dict[int, Checkpoint] = {}
+
+    def write(self, deadline: Deadline, on_progress: OnCheckpoint) -> list[Checkpoint]:
+        """Writes them, and returns them by server. Errors as in ``_ask_each`` and ``write_server``; none stays then."""
+        write = partial(self._write_server, deadline=deadline, on_progress=on_progress)
+        calls = {server: partial(write, server) for server in range(len(self._members))}
+        try:
+            return _ask_each(self._members, calls, deadline)
+        except BaseException:
+            self.take_back()
+            raise
+
+    def take_back(self) -> None:
+        """Removes them, and what is written later. Their blocks go with the next ones that retention removes."""
+        with self._lock:
+            self._is_taken_back = True
+            made = dict(self._made)
+        for server, each in made.items():
+            self._remove(server, each)
+
+    def _write_server(self, server: int, *, deadline: Deadline, on_progress: OnCheckpoint) -> Checkpoint:
+        client, place = self._members.get(server), find_server_place(self._place, server)
+        made = write_server(client, place, uid=self._uid, deadline=deadline, on_progress=on_progress)
+        with self._lock:
+            self._made[server] = made
+            is_late = self._is_taken_back  # the call had given this server up
+        if is_late:
+            self._remove(server, made)
+        return made
+
+    def _remove(self, server: int, made: Checkpoint) -> None:
+        with suppress(TDServeError):  # it is not in the way: others of its moment are missing
+            remove_checkpoint(open_archive(find_server_place(self._place, server)), made.id)
 
 
 def _list_names(members: Members, deadline: Deadline) -> set[str]:
     calls = {server: members.get(server).catalog.list_with_moved for server in range(len(members))}
     return {name for listed, moved in _ask_each(members, calls, deadline) for name in (*listed, *moved)}
-
-
-def _checkpoint_each(members: Members, place: Place, deadline: Deadline, on_progress: OnCheckpoint) -> list[Checkpoint]:
-    uid = make_uid()
-    calls = {
-        server: partial(
-            write_server,
-            members.get(server),
-            find_server_place(place, server),
-            uid=uid,
-            deadline=deadline,
-            on_progress=on_progress,
-        )
-        for server in range(len(members))
-    }
-    return _ask_each(members, calls, deadline)
 
 
 def _ask_each(members: Members, calls: Mapping[int, Callable[[], _Result]], deadline: Deadline) -> list[_Result]:
@@ -98,12 +137,6 @@ def _ask_each(members: Members, calls: Mapping[int, Callable[[], _Result]], dead
     if lost:
         raise make_unanswered_error(lost, f"servers {sorted(lost)}", members.membership.text, deadline)
     return [found[server] for server in sorted(found)]
-
-
-def _remove(place: Place, failed: Sequence[Checkpoint], num_servers: int) -> None:
-    """Removes checkpoints that lack a store; their blocks go with the next ones that retention removes."""
-    for number, each in enumerate(failed):
-        remove_checkpoint(open_archive(find_server_place(place, number % num_servers)), each.id)
 
 
 def restore_cluster(members: Members, place: Place, options: RestoreOptions) -> list[str]:
