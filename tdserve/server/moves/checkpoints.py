@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -139,6 +139,11 @@ class _Idle(NamedTuple):
     frozen: control_pb2.FrozenStore
 
 
+_Step = Callable[
+    [ClientSession, Seal, control_pb2.CheckpointRequest], Coroutine[None, None, control_pb2.CheckpointAnswer]
+]
+
+
 class Checkpoints:
     """The steps of checkpoints. Each is safe to repeat.
 
@@ -158,6 +163,16 @@ class Checkpoints:
         self._frozen: dict[Seal, Frozen] = {}
         self._freezing: set[str] = set()  # ids of the checkpoints that are being kept just now
         self._idle: dict[Seal, dict[str, _Idle]] = {}  # by name
+        self._steps: Mapping[str, _Step] = {  # in the order in which a client takes them
+            "list_files": self._list_files,
+            "read": self._read,
+            "list_unread": self._list_unread,
+            "freeze": self._freeze,
+            "list_frozen": self._list_frozen,
+            "read_frozen": self._read_frozen,
+            "end": self._end,
+            "report": self._report,
+        }
 
     def restore(self) -> None:
         """Removes what a restart has interrupted."""
@@ -176,43 +191,10 @@ class Checkpoints:
             WrongStateError: Nothing was kept for this checkpoint.
         """
         await inline_tasks.ensure_task()
-        by, step = Seal(session.number, asked.checkpoint), asked.WhichOneof("step")
-        if step == "list_files":
-            store = await self._get(asked.store)
-            used_at, is_idle = store.used_at, self._is_idle(store)
-            files = await self._lists.list_files(store, by, with_values=False)
-            idle = self._idle.setdefault(by, {})
-            idle.pop(store.name, None)
-            if is_idle and self._is_idle(store):
-                frozen = control_pb2.FrozenStore(store=describe_store(self._stores, store), files=clear_changed(files))
-                idle[store.name] = _Idle(store, used_at, frozen)
-            answer = control_pb2.CheckpointAnswer(files=files, uid=store.record.uid)
-        elif step == "list_unread":
-            answer = self._list_unread(by, asked.list_unread)
-        elif step == "read":
-            store = await self._get(asked.store, asked.uid)
-            answer = control_pb2.CheckpointAnswer(blocks=await read_blocks(store.folder, asked.read.blocks))
-        elif step == "freeze":
-            answer = await self._freeze(session, by, asked.freeze, Deadline.after(asked.timeout_s))
-        elif step == "list_frozen":
-            answer = self._list_frozen(by, asked.list_frozen)
-        elif step == "read_frozen":
-            self._get_frozen(by)
-            folder = self._stores.root.checkpoint_folder(by.operation) / check_uid(asked.uid)
-            answer = control_pb2.CheckpointAnswer(blocks=await read_blocks(folder, asked.read_frozen.blocks))
-        elif step == "end":
-            if by.operation in self._freezing:
-                raise WrongStateError(state=f"checkpoint {by.operation} is being kept", event="ending it")
-            self._stores.seals.end_slow_creations(by)
-            self._idle.pop(by, None)
-            await self._forget(by)
-            answer = control_pb2.CheckpointAnswer()
-        elif step == "report":
-            self.last = ReportedCheckpoint(asked.report.id[:MAX_ID], time.monotonic() - asked.report.age_s)
-            answer = control_pb2.CheckpointAnswer()
-        else:
-            raise RemoteProtocolError(expected="a step of a checkpoint", received=step or "an empty message")
-        return control_pb2.Done(checkpoint=answer)
+        name, by = asked.WhichOneof("step") or "", Seal(session.number, asked.checkpoint)
+        if (step := self._steps.get(name)) is None:
+            raise RemoteProtocolError(expected="a step of a checkpoint", received=name or "an empty message")
+        return control_pb2.Done(checkpoint=await step(session, by, asked))
 
     async def on_session_ended(self, session: int) -> None:
         """Removes what was kept for the checkpoints of a session."""
@@ -228,10 +210,33 @@ class Checkpoints:
             folder = self._stores.root.checkpoint_folder(by.operation)
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    def _list_unread(self, by: Seal, after: str) -> control_pb2.CheckpointAnswer:
+    # ------------------------------------------------------------ while the stores serve
+
+    async def _list_files(
+        self, _: ClientSession, by: Seal, asked: control_pb2.CheckpointRequest
+    ) -> control_pb2.CheckpointAnswer:
+        store = await self._get(asked.store)
+        used_at, is_idle = store.used_at, self._is_idle(store)
+        files = await self._lists.list_files(store, by, with_values=False)
+        idle = self._idle.setdefault(by, {})
+        idle.pop(store.name, None)
+        if is_idle and self._is_idle(store):
+            frozen = control_pb2.FrozenStore(store=describe_store(self._stores, store), files=clear_changed(files))
+            idle[store.name] = _Idle(store, used_at, frozen)
+        return control_pb2.CheckpointAnswer(files=files, uid=store.record.uid)
+
+    async def _read(
+        self, _: ClientSession, by: Seal, asked: control_pb2.CheckpointRequest
+    ) -> control_pb2.CheckpointAnswer:
+        store = await self._get(asked.store, asked.uid)
+        return control_pb2.CheckpointAnswer(blocks=await read_blocks(store.folder, asked.read.blocks))
+
+    async def _list_unread(
+        self, _: ClientSession, by: Seal, asked: control_pb2.CheckpointRequest
+    ) -> control_pb2.CheckpointAnswer:
         """Lists stores that a checkpoint has not read; if they are many once it has read others, they were made faster
         than it reads them, and those that come are made slowly until the moment."""
-        answer, nbytes = control_pb2.CheckpointAnswer(), 0
+        answer, nbytes, after = control_pb2.CheckpointAnswer(), 0, asked.list_unread
         names = [record.name for record in self._list_records()]
         unread = [name for name in names if name > after and not self._lists.has_listed(name, by)]
         if not after and MANY_UNREAD < len(unread) < len(names):
@@ -246,13 +251,13 @@ class Checkpoints:
     # ------------------------------------------------------------ one moment
 
     async def _freeze(
-        self, session: ClientSession, by: Seal, max_bytes: int, deadline: Deadline
+        self, session: ClientSession, by: Seal, asked: control_pb2.CheckpointRequest
     ) -> control_pb2.CheckpointAnswer:
         if by.operation in self._freezing:  # both would write the same folder
             raise WrongStateError(state=f"checkpoint {by.operation} is being kept", event="keeping it once more")
         self._freezing.add(by.operation)
         try:
-            return await self._freeze_once(session, by, max_bytes, deadline)
+            return await self._freeze_once(session, by, asked.freeze, Deadline.after(asked.timeout_s))
         finally:
             self._freezing.discard(by.operation)
             self._stores.seals.end_slow_creations(by)
@@ -379,15 +384,40 @@ class Checkpoints:
             raise WrongStateError(state="nothing is kept for it", event=f"a read of checkpoint {by.operation}")
         return self._frozen[by]
 
-    def _list_frozen(self, by: Seal, first: int) -> control_pb2.CheckpointAnswer:
+    async def _list_frozen(
+        self, _: ClientSession, by: Seal, asked: control_pb2.CheckpointRequest
+    ) -> control_pb2.CheckpointAnswer:
         answer, nbytes = control_pb2.CheckpointAnswer(), 0
-        for each in islice(self._get_frozen(by), first, None):
+        for each in islice(self._get_frozen(by), asked.list_frozen, None):
             store = each.describe() if isinstance(each, _PackedStore) else each
             answer.stores.append(store)
             nbytes += store.ByteSize()
             if nbytes >= MAX_ANSWER_BYTES:
                 break
         return answer
+
+    async def _read_frozen(
+        self, _: ClientSession, by: Seal, asked: control_pb2.CheckpointRequest
+    ) -> control_pb2.CheckpointAnswer:
+        self._get_frozen(by)
+        folder = self._stores.root.checkpoint_folder(by.operation) / check_uid(asked.uid)
+        return control_pb2.CheckpointAnswer(blocks=await read_blocks(folder, asked.read_frozen.blocks))
+
+    async def _end(
+        self, _: ClientSession, by: Seal, asked: control_pb2.CheckpointRequest
+    ) -> control_pb2.CheckpointAnswer:
+        if by.operation in self._freezing:
+            raise WrongStateError(state=f"checkpoint {by.operation} is being kept", event="ending it")
+        self._stores.seals.end_slow_creations(by)
+        self._idle.pop(by, None)
+        await self._forget(by)
+        return control_pb2.CheckpointAnswer()
+
+    async def _report(
+        self, _: ClientSession, by: Seal, asked: control_pb2.CheckpointRequest
+    ) -> control_pb2.CheckpointAnswer:
+        self.last = ReportedCheckpoint(asked.report.id[:MAX_ID], time.monotonic() - asked.report.age_s)
+        return control_pb2.CheckpointAnswer()
 
 
 def _has_files(record: StoreRecord) -> bool:

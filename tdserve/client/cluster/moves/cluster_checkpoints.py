@@ -56,9 +56,9 @@ def checkpoint_cluster(
     """Writes a checkpoint of each server at the same time; see ``ClusterClient.checkpoint``."""
     check_keep(keep)
     before = _list_names(members, deadline)
-    failed: list[_Attempt] = []
+    failed: list[_CheckpointOfEach] = []
     while True:
-        attempt = _Attempt(members, place)
+        attempt = _CheckpointOfEach(members, place)
         made = attempt.write(deadline, on_progress)
         kept = {name for each in made for name in (*each.left_out, *(store.name for store in each.stores))}
         missing = [name for name in sorted(before - kept) if directory.has_store(name, deadline)]
@@ -77,7 +77,7 @@ def checkpoint_cluster(
     return made
 
 
-class _Attempt:
+class _CheckpointOfEach:
     """Checkpoints of all servers, written at the same time: all of them, or none stays.
 
     Args:
