@@ -159,12 +159,18 @@ class Soak:
             self._begin_s = time.monotonic()
             self._plan_kill()
             while not self._is_over:
+                histories = folder / "histories"
                 try:
-                    self._run_round(folder / "histories", f"soak-{self._result.num_rounds}-", is_calm=self._is_calm)
+                    self._run_round(histories, f"soak-{self._result.num_rounds}-", is_calm=self._is_calm)
                 except TDServeError as error:
                     self._result.findings.faults.append(f"{type(error).__name__}: {error}")
                 if self._result.findings.faults:
+                    kept = shutil.copytree(
+                        histories, tempfile.mkdtemp(prefix="tdserve-soak-faults-"), dirs_exist_ok=True
+                    )
+                    self._report(f"the histories of the round with faults are kept in {kept}")
                     break
+                shutil.rmtree(histories)
         return self._result
 
     def _start_client(self, place: int) -> KillableClient:
@@ -226,16 +232,9 @@ class Soak:
             each.await_end()
         with self._connect() as client:
             stores = RoundStores(client, prefix)
-            found = check(stores, folder)
-            self._result.findings.add(found)
-            if found.faults:
-                shutil.copytree(
-                    folder, kept := Path(tempfile.mkdtemp(prefix="tdserve-soak-faults-")), dirs_exist_ok=True
-                )
-                self._report(f"the histories of the round with faults are kept in {kept}")
+            self._result.findings.add(check(stores, folder))
             for name in stores.list_names():
                 client.delete(name)
-        shutil.rmtree(folder)
         self._result.num_rounds += 1
         self._num_calm_rounds += is_calm
         self._measure_at_rest(is_calm=is_calm)

@@ -45,8 +45,8 @@ MAX_DEATHS = 4
 example of a page that its disk has no room for. All but the first come while it has no other such order, and no other
 process has killed the worker."""
 MAX_KILLS = 60
-"""Deaths of any kind after which such an order is given up too, some minutes later: whoever kills the worker each time
-may be a limit of memory that this process does not see."""
+"""Deaths of any kind after which such an order is given up too, some minutes later: what kills the worker each time may
+be a limit of memory that this process does not see."""
 
 _NOT_STARTED = (OSError, CapacityError, PeerLostError, ClosedError)
 """Errors of a start for lack of descriptors, processes or memory, which may pass soon; or because the server ends."""
