@@ -1,4 +1,4 @@
-"""Scanners of the house rules (the floors, which README.md describes too, owners and budgets): source in, findings out.
+"""Scanners of the house rules (the floors, which the guide describes too, owners and budgets): source in, findings out.
 
 Every scanner takes parsed modules and returns lines "where: what"; an empty list is a pass. They read source only and
 import nothing of tdserve, so a module that does not even import is still judged.
