@@ -1,4 +1,7 @@
-"""Claimed rows: their writer fills and commits them through its claim file, without waiting for control."""
+"""Claimed rows: their writer fills and commits them through its claim file, without waiting for control.
+
+``server/README.md`` has a reading order of claims.
+"""
 
 from __future__ import annotations
 

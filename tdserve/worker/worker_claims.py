@@ -1,6 +1,8 @@
 """Rows that control lets a data worker claim, for extends that it then writes without control.
 
 Control commits them when it next looks at the table; the record in the claim file stands for the commit until then.
+
+``server/README.md`` has a reading order of claims.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Rows that a local client has claimed: its extends fill them without asking the server."""
+"""Rows that a local client has claimed: its extends fill them without asking the server.
+
+``server/README.md`` has a reading order of claims.
+"""
 
 from __future__ import annotations
 

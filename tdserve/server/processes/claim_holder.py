@@ -1,4 +1,7 @@
-"""A process that takes rows of tables by itself: a local client, or a data worker for the clients of its sessions."""
+"""A process that takes rows of tables by itself: a local client, or a data worker for the clients of its sessions.
+
+``server/README.md`` has a reading order of claims.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The two kinds of writers that claim rows of tables, as far as decisions about their claims differ."""
+"""The two kinds of writers that claim rows of tables, as far as decisions about their claims differ.
+
+``server/README.md`` has a reading order of claims.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Records of the rows that a writer may claim; after a restart its claim file shows what became of them."""
+"""Records of the rows that a writer may claim; after a restart its claim file shows what became of them.
+
+``server/README.md`` has a reading order of claims.
+"""
 
 from __future__ import annotations
 

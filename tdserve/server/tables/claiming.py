@@ -1,4 +1,7 @@
-"""Lets writers claim rows of tables: who gets how many, and what becomes of their claims."""
+"""Lets writers claim rows of tables: who gets how many, and what becomes of their claims.
+
+``server/README.md`` has a reading order of claims.
+"""
 
 from __future__ import annotations
 

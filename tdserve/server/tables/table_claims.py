@@ -6,6 +6,8 @@ the files first, so that no reader sees less than the writers have promised; the
 Before anyone else changes which rows belong to whom, the claim of a sole writer is taken back: it asks for rows again,
 like every other, and may ask for another claim. Blocks stay when others extend the table, and end when rows are removed
 or written in part.
+
+``server/README.md`` has a reading order of claims.
 """
 
 from __future__ import annotations

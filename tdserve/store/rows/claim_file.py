@@ -18,6 +18,8 @@ A record has the id of a client (16 bytes), the number of its request, and the n
 rows follow those of the previous record. To claim, a writer adds to word 0 and then reads word 17; to end the claim,
 the server sets word 17 and then reads word 0. With a full fence in between at both ends, at least one of the two sees
 the other's change: both agree on which rows are claimed, and neither waits for the other.
+
+``server/README.md`` has a reading order of claims.
 """
 
 from __future__ import annotations

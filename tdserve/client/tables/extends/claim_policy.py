@@ -1,4 +1,7 @@
-"""When the extends of a handle ask for a claim and use it: a writer that keeps writing asks for rows once."""
+"""When the extends of a handle ask for a claim and use it: a writer that keeps writing asks for rows once.
+
+``server/README.md`` has a reading order of claims.
+"""
 
 from __future__ import annotations
 

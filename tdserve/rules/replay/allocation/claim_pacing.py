@@ -1,4 +1,7 @@
-"""When a writer that keeps extending a table gets another claim."""
+"""When a writer that keeps extending a table gets another claim.
+
+``server/README.md`` has a reading order of claims.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The claim of a writer that takes rows of a ring by itself, as its table and its session use it."""
+"""The claim of a writer that takes rows of a ring by itself, as its table and its session use it.
+
+``server/README.md`` has a reading order of claims.
+"""
 
 from __future__ import annotations
 

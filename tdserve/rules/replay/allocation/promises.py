@@ -1,4 +1,7 @@
-"""How many rows of a ring are promised to single writers, and when these promises end."""
+"""How many rows of a ring are promised to single writers, and when these promises end.
+
+``server/README.md`` has a reading order of claims.
+"""
 
 from __future__ import annotations
 
