@@ -19,7 +19,7 @@ from tdserve.client.groups.group import Group, join_group
 from tdserve.client.handles.handle import StoreHandle
 from tdserve.client.kv.keyed_handle import KeyedHandle
 from tdserve.client.kv.new_store import create_keyed
-from tdserve.client.movers.partly_mapped_mover import make_mover
+from tdserve.client.movers.mover_choice import make_movers
 from tdserve.client.moves.checkpoint_restore import OnRestore, RestoreOptions
 from tdserve.client.moves.checkpoint_writer import OnCheckpoint
 from tdserve.client.moves.manifest import Checkpoint
@@ -27,7 +27,7 @@ from tdserve.client.moves.server_checkpoints import CHECKPOINT_TIMEOUT_S, Place,
 from tdserve.client.session.by_address import OfProcess
 from tdserve.client.session.catalog.catalog_client import ONCE, Once
 from tdserve.client.session.catalog.description import StoreDescription, VersionInfo
-from tdserve.client.session.requests.client_mover import ClientMover
+from tdserve.client.session.requests.client_mover import ClientMovers
 from tdserve.client.session.session import Session
 from tdserve.client.session.store_changes import delete_store
 from tdserve.client.session.store_options import StoreOptions
@@ -176,7 +176,7 @@ class Client(TensorDictClient):
         delete_store(self, name)
         session = self._session  # read once: another thread may close the client meanwhile
         if session is not None:
-            session.mover.forget_deleted()
+            session.movers.reads.forget_deleted()
 
     def get_home(self, name: str) -> Client:
         """Returns the client of the server that has, or will have, a store: this one."""
@@ -722,9 +722,9 @@ class Client(TensorDictClient):
             "session": session.welcome.session if session is not None else None,
         }
 
-    def make_mover(self, session: Session) -> ClientMover:
+    def make_movers(self, session: Session) -> ClientMovers:
         """Makes the mover of a session; see the function."""
-        return make_mover(self, session)
+        return make_movers(self, session)
 
 
 def _open_table(client: Client, description: StoreDescription) -> ReplayHandle | QueueHandle:

@@ -25,8 +25,7 @@ from tdserve.server.dispatch.requests import Requests
 from tdserve.server.dispatch.services import assemble
 from tdserve.server.dispatch.session_messages import SessionMessages
 from tdserve.server.durability.compaction import compact_all
-from tdserve.server.movers.split_mover import make_local_mover
-from tdserve.server.movers.worker_mover import WorkerMover
+from tdserve.server.movers.choosing import make_channel_movers, make_local_movers
 from tdserve.server.observation import Observation, read_package_version
 from tdserve.server.processes.client_process import ClientProcess
 from tdserve.server.processes.observer_process import ObserverProcess
@@ -36,6 +35,7 @@ from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.clients import Clients
 from tdserve.server.sessions.local_listener import LocalListener
+from tdserve.server.sessions.mover import Movers
 from tdserve.server.sessions.register import Sessions
 from tdserve.store.database.catalog_db import CatalogDB
 from tdserve.store.roots.root import Root
@@ -98,7 +98,7 @@ class ControlProcess:
         self._process_watch = ProcessWatch(root.sessions_folder)
         self._worker_processes = worker_processes or WorkerProcesses(root.lock_fd, timeout_s=config.worker_timeout_s)
         self._workers = [self._make_worker(number, make_worker) for number in range(config.num_workers)]
-        sessions = self._sessions = Sessions(config, self._workers, root, self._make_mover, self.gate)
+        sessions = self._sessions = Sessions(config, self._workers, root, self._make_movers, self.gate)
         watch, workers = self._process_watch, self._workers
         services = self._services = assemble(config, root, self._db, watch, workers, sessions)
         self._requests = Requests(services)
@@ -118,7 +118,7 @@ class ControlProcess:
         )
         self._observer = observer
         self._checkpoints = checkpoints
-        make_local = partial(make_local_mover, services.mover_context)
+        make_local = partial(make_local_movers, services.mover_context)
         self._local_listener = LocalListener(
             root, self._sessions, self._process_watch, make_local, self._messages.handle_at_once
         )
@@ -141,8 +141,8 @@ class ControlProcess:
             on_span=self._on_worker_span if config.trace_endpoint else None,
         )
 
-    def _make_mover(self, session: ClientSession) -> WorkerMover:
-        return WorkerMover(self._services.mover_context, session)
+    def _make_movers(self, session: ClientSession) -> Movers:
+        return make_channel_movers(self._services.mover_context, session)
 
     def describe(self) -> str:
         """Returns what is served and by how many processes, for the log."""
@@ -309,7 +309,7 @@ class ControlProcess:
             if message.HasField("rendezvous") and message.rendezvous.hop:
                 self._services.relays.hand_on(session, message.rendezvous)
                 continue
-            if session.mover.uses_channels:  # the client may wait already for content that only a worker can send
+            if session.movers.uses_channels:  # the client may wait already for content that only a worker can send
                 await session.worker.wait_ready(session.ended)
             if message.HasField("rendezvous"):
                 session.send_rendezvous(message.rendezvous)

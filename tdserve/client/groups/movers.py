@@ -1,4 +1,4 @@
-"""Movers of agreed content: over the host's connections, or from GPU to GPU with the values over these.
+"""ClientMovers of agreed content: over the host's connections, or from GPU to GPU with the values over these.
 
 They belong to a group, and to no session as all other movers do.
 """

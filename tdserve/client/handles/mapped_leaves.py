@@ -32,7 +32,7 @@ def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, d
     check_real("mapping a store")
 
     def attempt(session: Session, request: int, deadline: Deadline) -> Any:
-        session.mover.check_maps(f"mapping store {name!r}", writable=writable)
+        session.movers.reads.check_maps(f"mapping store {name!r}", writable=writable)
         asked = control_pb2.ReadRequest(
             store=name,
             fingerprint=spec.fingerprint,
@@ -43,7 +43,7 @@ def map_store(client: SessionClient, name: str, spec: Spec, *, writable: bool, d
         pending = session.send(request, read=asked)
         accepted = pending.wait(compute_answer_timeout_s(deadline), f"a read of {name!r}").done.accepted
         stored = codec.decode(accepted.spec) if accepted.HasField("spec") else spec
-        store = session.mover.open_mapped(name, stored, accepted)
+        store = session.movers.reads.open_mapped(name, stored, accepted)
         if writable:
             store.check_writable()
             if store.compares_rows:
@@ -78,8 +78,8 @@ def read_small_leaf(client: SessionClient, name: str, spec: Spec, path: Path) ->
     if leaf is None or leaf.nbytes > MAX_CLONED_BYTES or not _is_read_as_stored(spec, leaf):
         return None
     client.catalog.check_usable()
-    mover = client.mover
-    store = None if mover is None or client.pool.is_shared else mover.find_known(name, spec)
+    movers = client.movers
+    store = None if movers is None or client.pool.is_shared else movers.reads.find_known(name, spec)
     return None if store is None or store.compares_rows else _copy_leaf(store, path)
 
 

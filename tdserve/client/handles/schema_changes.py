@@ -82,7 +82,7 @@ def alter(
         return {"alter": asked}
 
     def make_outgoing(session: Session) -> Outgoing:
-        return session.mover.prepare([content], target)
+        return session.movers.writes.prepare([content], target)
 
     done = write(client, make_outgoing, make_body, deadline=deadline, what=what, store=name)
     return done.version

@@ -411,8 +411,8 @@ class KeyedHandle(EntryMapping, ByAddress):
 
         A call that does not wait for keys still waits for its server, as every call does.
         """
-        mover = self._client.mover
-        found = None if mover is None else mover.find_entries(self.name, self._stored, keys)
+        movers = self._client.movers
+        found = None if movers is None else movers.entries.find_entries(self.name, self._stored, keys)
         if found is not None and (not waits or ABSENT not in found.versions):
             return found
 
@@ -427,7 +427,7 @@ class KeyedHandle(EntryMapping, ByAddress):
             pending = session.send(request, get=asked)
             answer = pending.wait(compute_answer_timeout_s(deadline), f"entries of {self.name!r}")
             reply = Reply(request, pending, answer, deadline)
-            return session.mover.take_entries(reply, self.name, self._stored, keys)
+            return session.movers.entries.take_entries(reply, self.name, self._stored, keys)
 
         return self._client.call(attempt, deadline, store=self.name)
 

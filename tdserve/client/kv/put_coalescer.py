@@ -173,7 +173,7 @@ class PutCoalescer(Coalescer[PutPart]):
         captured = Captured(_make_spec(len(keys)), {}, {(_RECORDS,): records}, {})
 
         def make_outgoing(session: Session) -> Outgoing:
-            return session.mover.prepare([captured], self._target)
+            return session.movers.writes.prepare([captured], self._target)
 
         def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
             put = control_pb2.PutRequest(

@@ -32,7 +32,7 @@ from tdserve.client.session.channels.group_inbox import GroupInbox
 from tdserve.client.session.channels.hello import make_hello
 from tdserve.client.session.channels.network_interface import find_content_address, make_channel_error
 from tdserve.client.session.requests.abandoned_requests import AbandonedRequests, Brings
-from tdserve.client.session.requests.client_mover import ClientMover
+from tdserve.client.session.requests.client_mover import ClientMovers
 from tdserve.client.session.requests.open_requests import OpenRequests
 from tdserve.client.session.requests.pending import OnAnnounced, OnAnswer, OnPermit, Pending
 from tdserve.client.session.requests.request_numbers import RequestNumbers
@@ -71,7 +71,7 @@ class Session:
         why_one_port: As in ``make_hello``.
 
     Attributes:
-        mover: Moves its content; set by the code that opens the session.
+        movers: Move its content; set by the code that opens the session.
         channel_transport: The transport of its content channel.
         device: The client's GPU, if content moves from GPU to GPU; "" over any other transport.
         why_not_channel: Why that is not the one asked for, or none between GPUs although a GPU was named; else "".
@@ -89,7 +89,7 @@ class Session:
         ConnectError, UnauthenticatedError, ProtocolVersionError: No session could be opened.
     """
 
-    mover: ClientMover
+    movers: ClientMovers
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Session:
     @property
     def transport(self) -> str:
         """How content moves."""
-        return self.mover.transport
+        return self.movers.transport
 
     def send(
         self,

@@ -48,7 +48,7 @@ from tdserve.client.session.catalog.catalog_client import CatalogClient
 from tdserve.client.session.client_connections import ClientConnections, ask_weakly, end_with
 from tdserve.client.session.one_port import OnePort, explain_one_port
 from tdserve.client.session.recipe import Recipe
-from tdserve.client.session.requests.client_mover import ClientMover
+from tdserve.client.session.requests.client_mover import ClientMovers
 from tdserve.client.session.requests.elsewhere import FindMoved, Follow, find_no_server, follow_nowhere, renumber
 from tdserve.client.session.requests.known_stores import KnownStores
 from tdserve.client.session.session import Session
@@ -372,7 +372,7 @@ class SessionClient:
     @property
     def has_channel(self) -> bool:
         """Whether a session's channel is open, or none is needed: then content can be sent without waiting."""
-        return (mover := self.mover) is not None and mover.is_ready
+        return (movers := self.movers) is not None and movers.writes.is_ready
 
     @property
     def is_turning(self) -> bool:
@@ -380,12 +380,12 @@ class SessionClient:
         return self._session is not None and self._session.is_turning
 
     @property
-    def mover(self) -> ClientMover | None:
+    def movers(self) -> ClientMovers | None:
         """The end of the open session that moves content; None without a session."""
         session = self._session
-        return None if session is None or session.is_lost else session.mover
+        return None if session is None or session.is_lost else session.movers
 
-    def make_mover(self, session: Session) -> ClientMover:
+    def make_movers(self, session: Session) -> ClientMovers:
         """Makes the mover of a session that has just been opened."""
         raise NotImplementedError
 
@@ -441,7 +441,7 @@ class SessionClient:
             why_one_port=self._one_port.why,
         )
         self._one_port.begin(session)
-        session.mover = self.make_mover(session)
+        session.movers = self.make_movers(session)
         self._session = session
         self.connections.note_session(session)
         if self.is_closed:  # by another thread, which may not know this session

@@ -129,7 +129,7 @@ class RowsByNumber:
         selection = parse(index, store=wanted.name)
 
         def attempt(session: Session, request: int, deadline: Deadline) -> Content:
-            content = session.mover.read_listed(wanted, selection)
+            content = session.movers.reads.read_listed(wanted, selection)
             if content is None:
                 asked = control_pb2.ReadRequest(
                     store=wanted.name,
@@ -139,10 +139,10 @@ class RowsByNumber:
                     timeout_s=deadline.remaining_s,
                     kind=wanted.kind,
                 )
-                on_announced = session.mover.make_early_receiver(request, lambda: wanted)
+                on_announced = session.movers.reads.make_early_receiver(request, lambda: wanted)
                 pending = session.send(request, on_announced=on_announced, read=asked)
                 answer = pending.wait(compute_answer_timeout_s(deadline), f"a read of {wanted.name!r}")
-                content = session.mover.take_rows(Reply(request, pending, answer, deadline), wanted)
+                content = session.movers.reads.take_rows(Reply(request, pending, answer, deadline), wanted)
             _check_whole(content, request)
             return content
 

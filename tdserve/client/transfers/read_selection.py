@@ -53,7 +53,7 @@ def _attempt(
 ) -> Content | None:
     spec = wanted.spec if wanted.known is None else wanted.known.spec
     if spec is not None and wanted.newer_than is None:
-        content = session.mover.read_known(wanted, spec, request, deadline)
+        content = session.movers.reads.read_known(wanted, spec, request, deadline)
         if content is not None:
             return content if wanted.known is None else replace(content, stored=spec)
     pending = session.send(request, read=wanted.make_message(deadline))
@@ -68,7 +68,7 @@ def _attempt(
         client.known_stores.learn(wanted.name, KnownStore(accepted.identity, stored))
     if stored is None:
         raise RemoteProtocolError(expected=f"the structure of {wanted.name!r}", received="none")
-    content = session.mover.take_selection(reply, wanted, stored)
+    content = session.movers.reads.take_selection(reply, wanted, stored)
     return content if stored is wanted.spec else replace(content, stored=stored)
 
 

@@ -417,7 +417,7 @@ def write_selection(
     target = WriteTarget(name, stored.fingerprint, stored, selection, allow_pickle=client.allow_pickle, is_new=is_new)
 
     def make_outgoing(session: Session) -> Outgoing:
-        return session.mover.prepare([captured], target)
+        return session.movers.writes.prepare([captured], target)
 
     def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
         return {

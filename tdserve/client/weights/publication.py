@@ -136,11 +136,11 @@ class _PublishAttempt:
         is_captured = self._captured is not None
         self._announced = None if is_captured else self._published.take(self._name, self._td, self._dtype)
         announced = self._announced
-        is_announced = announced is not None and announced.nbytes > session.mover.inline_bytes
+        is_announced = announced is not None and announced.nbytes > session.movers.writes.inline_bytes
         captured = Captured(announced, {}, {}, {}) if announced is not None and is_announced else self._fetch()
         fingerprint = captured.spec.fingerprint
         target = WriteTarget(self._name, fingerprint, is_packed=True, allow_pickle=self._client.allow_pickle)
-        return session.mover.prepare([captured], target, fetch=self._fetch if is_announced else None)
+        return session.movers.writes.prepare([captured], target, fetch=self._fetch if is_announced else None)
 
     def make_body(self, session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
         """Makes the request."""

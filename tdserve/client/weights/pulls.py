@@ -288,7 +288,7 @@ class _Attempt:
         if accepted.path:  # this client opens the file
             if mismatch is not None:
                 raise mismatch
-            with session.mover.locate(accepted.path, accepted.uid) as file:
+            with session.movers.reads.locate(accepted.path, accepted.uid) as file:
                 mapped = map_version(self._client, file, spec, part, accepted, destination, copy=wanted.copy)
             return self._make_weights(mapped, accepted)
         if accepted.checksums:

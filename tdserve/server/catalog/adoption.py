@@ -100,7 +100,7 @@ class Adoption:
 
     def _check_allowed(self, session: ClientSession, asked: str, path: str) -> None:
         """Raises NotSupportedError unless the client may have this folder opened; reveals nothing about its content."""
-        if session.mover.lock_name:
+        if session.movers.writes.lock_name:
             return
         if any(is_within(path, folder) for folder in self._folders):
             return

@@ -121,7 +121,7 @@ class SessionMessages:
         if not self._gate.is_notice_allowed(session.caller, kind, getattr(message, kind)):
             return
         if kind == "claimed":
-            services.claiming.on_claimed(message.claimed, session.mover.claim_holder)
+            services.claiming.on_claimed(message.claimed, session.movers.writes.claim_holder)
         elif kind == "group_notice":
             services.groups.on_notice(session, message.group_notice)
         elif kind == "relay_report":

@@ -50,9 +50,9 @@ class KeyedEntries:
             spool = make_values_path(staging)
             if content.message_nbytes:
                 filled = StoreToFill(store.name, store.record.uid, store.make_ref, spool)
-                await session.mover.fill(request, filled, content)
+                await session.movers.writes.fill(request, filled, content)
             order.values.values = content.values
-            session.mover.locate_values(content, order.values, spool)
+            session.movers.writes.locate_values(content, order.values, spool)
             return await self._change(session, request, store, order)
 
     async def remove(
@@ -83,12 +83,12 @@ class KeyedEntries:
         state = _check_structure(store, asked.fingerprint)
         check_num_keys(asked.keys)
         if deadline.timeout_s == 0 or asked.asks_versions:
-            return await session.mover.get_entries(request, store, asked)
+            return await session.movers.entries.get_entries(request, store, asked)
         with state.watches.watch(asked.keys) as watch:
             while True:
                 watch.is_notified = False
                 try:
-                    return await session.mover.get_entries(request, store, asked)
+                    return await session.movers.entries.get_entries(request, store, asked)
                 except KeyNotFoundError as error:
                     what = f"a put of entry {error.fields['key']!r} in keyed store {store.name!r}"
                     await session.wait_until(store.waiters, lambda: watch.is_notified, deadline, lambda: what)  # noqa: B023 (called in this turn)

@@ -47,6 +47,12 @@ class WorkerMover(SessionMover):
         self._writes = context.writes
         self._traffic = context.traffic
 
+    async def _await_worker(self) -> None:
+        """Waits for the worker, which need not have started for what a local client reads by itself."""
+        session = self._session
+        if not session.worker.ready.is_set():
+            await session.worker.wait_ready(session.ended)
+
     @property
     def claim_holder(self) -> ClaimHolder | None:
         """The session's worker."""
@@ -73,6 +79,7 @@ class WorkerMover(SessionMover):
     async def put_rows(self, request: int, rows: RowsToFill) -> dict[Path, bytes]:
         """Has the session's worker receive the rows. Values that come over the channel are passed to the values worker,
         unless the session's worker is that one and they are few."""
+        await self._await_worker()
         worker, content, values = self._session.worker, rows.asked.content, make_put_values(rows)
         is_streamed = bool(content.values_nbytes)
         is_buffered = worker is self._values.worker and content.values_nbytes <= MAX_BUFFERED_VALUES_BYTES
@@ -137,6 +144,7 @@ class WorkerMover(SessionMover):
 
     async def fill(self, request: int, store: StoreToFill, content: control_pb2.Content) -> None:
         """Has the session's worker receive the tensors straight into the store's files."""
+        await self._await_worker()
         order = self._session.make_order(request, is_accepted=bool(content.message_nbytes))
         body = order.receive_selection
         body.store.CopyFrom(store.ref(self._session.worker.known_specs))
@@ -148,6 +156,7 @@ class WorkerMover(SessionMover):
 
     async def overwrite(self, request: int, store: OpenedStore, asked: control_pb2.WriteRequest) -> control_pb2.Done:
         """Replaces the rows once all content has arrived."""
+        await self._await_worker()
         return await self._writes.write_staged(self._session, request, store, asked)
 
     async def get_selection(
@@ -172,6 +181,7 @@ class WorkerMover(SessionMover):
         self, request: int, store: OpenedStore, asked: control_pb2.GetRequest
     ) -> control_pb2.Done | None:
         """Has the session's worker send the entries."""
+        await self._await_worker()
         session = self._session
         order = session.make_order(request)
         order.send_entries.CopyFrom(make_send_entries(store, session.worker, asked))
@@ -182,6 +192,7 @@ class WorkerMover(SessionMover):
         self, request: int, store: OpenedStore, publishing: UnfinishedVersion, spec: Spec, content: control_pb2.Content
     ) -> None:
         """Has the session's worker write the file."""
+        await self._await_worker()
         order = self._session.make_order(request, is_accepted=bool(content.message_nbytes))
         body = order.receive_version
         body.version.CopyFrom(make_version_ref(make_unfinished_path(store, publishing), spec, self._session.worker))

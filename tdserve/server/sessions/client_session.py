@@ -28,7 +28,7 @@ from tdserve.server.execution.traces import RequestSpan
 from tdserve.server.execution.waiting import Waiters, retrieve_exception
 from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.local_client import Invitation, LocalClient
-from tdserve.server.sessions.mover import Mover
+from tdserve.server.sessions.mover import Movers
 from tdserve.server.sessions.session_limits import MAX_ENTRIES, HeldAnswers, UnsentMessages, UnsentRefusals, is_short
 from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2, worker_pb2
@@ -55,7 +55,7 @@ class ClientSession:
         number: Unique in this run of the server.
         hello: The client's first message.
         connection: The client's stream.
-        make_mover: Makes the mover of a session that is otherwise complete.
+        make_movers: Makes the movers of a session that is otherwise complete.
         worker: The data worker that moves the session's bytes.
         interface: Address on which that worker waits for the client.
         inline_bytes: Content up to this size is sent inside messages of the stream.
@@ -70,7 +70,7 @@ class ClientSession:
         caller: As given.
         end_error: What the client is told at the end of a session that the server ends; None: it may open another.
         connection: Connection for answers: the stream, or the local connection once the client is attached.
-        mover: The mover of the session's content; replaced when a local client is attached.
+        movers: Move the session's content; replaced when a local client is attached.
         requests: Requests under way.
         accepted_requests: Requests under way whose content on the channel a worker deals with already.
         cancelled_requests: Requests under way that are to be given up as soon as they wait; rows that they lease go
@@ -98,7 +98,7 @@ class ClientSession:
         hello: control_pb2.Hello,
         connection: SessionConnection | LocalClient,
         *,
-        make_mover: Callable[[ClientSession], Mover],
+        make_movers: Callable[[ClientSession], Movers],
         worker: DataWorker,
         interface: str,
         inline_bytes: int,
@@ -146,7 +146,7 @@ class ClientSession:
         self._ends: dict[int, asyncio.Event] = {}
         self._tasks: dict[asyncio.Task[Any], int] = {}
         self._waiting: set[asyncio.Task[Any]] = set()
-        self.mover = make_mover(self)
+        self.movers = make_movers(self)
 
     @property
     def client_id(self) -> bytes:
@@ -156,22 +156,22 @@ class ClientSession:
     @property
     def transport(self) -> str:
         """Transport of the session's content."""
-        return self.mover.transport
+        return self.movers.transport
 
     @property
     def num_promised_descriptors(self) -> int:
         """Number of descriptors of its worker that the session may still come to need."""
-        if self.ended.is_set() or not self.mover.uses_channels:
+        if self.ended.is_set() or not self.movers.uses_channels:
             return 0
         transports = {_ChannelKind.CONTENT: self.channel_transport}
         if CHANNEL_TRANSPORTS[self.channel_transport].has_mail:
             transports[_ChannelKind.MAIL] = BASE_TRANSPORT
         return sum(CHANNEL_TRANSPORTS[transports[kind]].num_descriptors for kind in transports.keys() - self._opened)
 
-    def attach(self, local: LocalClient, mover: Mover) -> None:
+    def attach(self, local: LocalClient, movers: Movers) -> None:
         """Attaches a local client, which moves its content itself from now on; only what it reads if it holds no
         lock."""
-        self.connection, self.mover = local, mover
+        self.connection, self.movers = local, movers
         self._losing = asyncio.create_task(self._lose_at_end(local), name=f"tdserve-session-{self.number}-end")
 
     async def _lose_at_end(self, local: LocalClient) -> None:
@@ -221,7 +221,7 @@ class ClientSession:
         Returns:
             Whether the loss was not known yet and another channel replaces it. If none can, the session ends.
         """
-        if number < self.channel_number or self.ended.is_set() or not self.mover.uses_channels:
+        if number < self.channel_number or self.ended.is_set() or not self.movers.uses_channels:
             return False
         _log.info("session %d: channel %d for content is lost: %s", self.number, number, reason)
         if not CHANNEL_TRANSPORTS[self.channel_transport].is_reopened or number >= MAX_CHANNELS:
@@ -453,14 +453,14 @@ class ClientSession:
         """
         for task in list(self._waiting):
             task.cancel()
-        holder = self.mover.claim_holder
+        holder = self.movers.writes.claim_holder
         for claim in list(holder.claims.values()) if holder is not None else ():
             claim.take_back()  # commits the rows that were filled
         deadline = Deadline.after(timeout_s)
-        self.mover.move_to_tasks()
+        self.movers.move_to_tasks()
         while self._tasks and not deadline.expired:  # others may begin meanwhile, such as one that sends an entry
             await asyncio.wait(set(self._tasks), timeout=deadline.remaining_s)
-            self.mover.move_to_tasks()
+            self.movers.move_to_tasks()
         return not self._tasks
 
     def send_by_mail(self, message: control_pb2.ServerMessage) -> bool:

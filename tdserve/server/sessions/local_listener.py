@@ -17,7 +17,7 @@ from tdserve.rules.replay.allocation.shared_numbers import LOCAL_READERS
 from tdserve.server.recovery.process_watch import ProcessWatch
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import LocalClient
-from tdserve.server.sessions.mover import Mover
+from tdserve.server.sessions.mover import Movers
 from tdserve.server.sessions.register import Sessions
 from tdserve.store.disk.faults import convert_os_errors
 from tdserve.store.exchange import session_locks
@@ -39,7 +39,7 @@ class LocalListener:
         root: The acquired root.
         sessions: The sessions of all clients.
         process_watch: Finds out whether a client's process is gone.
-        make_mover: Makes the mover of an attached client.
+        make_movers: Makes the movers of an attached client.
         take: Serves a request.
     """
 
@@ -48,13 +48,13 @@ class LocalListener:
         root: Root,
         sessions: Sessions,
         process_watch: ProcessWatch,
-        make_mover: Callable[[ClientSession, LocalClient], Mover],
+        make_movers: Callable[[ClientSession, LocalClient], Movers],
         take: Callable[[ClientSession, control_pb2.ClientMessage], None],
     ) -> None:
         self._root = root
         self._sessions = sessions
         self._process_watch = process_watch
-        self._make_mover = make_mover
+        self._make_movers = make_movers
         self._take = take
         self._inside: dict[LocalConnection, tuple[ClientSession, LocalClient]] = {}
         self._free_places = sorted(LOCAL_READERS, reverse=True)
@@ -183,7 +183,7 @@ class LocalListener:
             is_gone=self._process_watch.is_gone,
             sessions_folder=self._root.sessions_folder,
         )
-        session.attach(client, self._make_mover(session, client))
+        session.attach(client, self._make_movers(session, client))
         self._inside[connection] = session, client
         connection.let_in()
         welcome = control_pb2.Welcome(session=session.number, transport=session.transport)

@@ -1,4 +1,4 @@
-"""The mover of a session's content: its data worker, or the local client itself."""
+"""What moves a session's content: its data worker, or the local client itself."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class StoreToFill:
 
 
 class Mover(ABC):
-    """The server's end of a session's content. A session has one at any time; no other part asks for its kind.
+    """The server's end of what moves some of a session's content. No other part asks for its kind.
 
     Attributes:
         transport: Transport of the content, by its public name.
@@ -216,3 +216,36 @@ class Mover(ABC):
 
     def move_to_tasks(self) -> None:  # noqa: B027 (most have nothing to do)
         """Moves all coroutines that wait for the client into tasks, which can be waited for."""
+
+
+@dataclass(frozen=True)
+class Movers:
+    """Who moves what of a session's content: one for all of it, unless a local client may touch only some of the files.
+
+    Attributes:
+        reads: Moves rows, selections and versions that are read.
+        writes: Moves what is written.
+        entries: Moves entries of keyed stores that are read.
+    """
+
+    reads: Mover
+    writes: Mover
+    entries: Mover
+
+    @property
+    def transport(self) -> str:
+        """Transport of the content, by its public name."""
+        return self.reads.transport
+
+    @property
+    def uses_channels(self) -> bool:
+        """Whether some content, and mail, moves over channels between the client and its worker."""
+        return self.entries.uses_channels
+
+    def may_still_write(self, request: int) -> bool:
+        """Returns whether the client may still write files for a request that has failed."""
+        return self.writes.may_still_write(request)
+
+    def move_to_tasks(self) -> None:
+        """Moves all coroutines that wait for the client into tasks, which can be waited for."""
+        self.reads.move_to_tasks()

@@ -38,7 +38,7 @@ from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.admission import check_room
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import Invitation
-from tdserve.server.sessions.mover import Mover
+from tdserve.server.sessions.mover import Movers
 from tdserve.server.sessions.session_limits import MAX_REASON
 from tdserve.store.roots.root import Root
 from tdserve.v1 import control_pb2, worker_pb2
@@ -67,7 +67,7 @@ class Sessions:
         config: Configuration of the server.
         workers: The data workers; each session gets one.
         root: The acquired root.
-        make_mover: Makes the mover of a session.
+        make_movers: Makes the movers of a session.
         gate: Checks whether a token may have another session; by default one of its own.
 
     Attributes:
@@ -79,14 +79,14 @@ class Sessions:
         config: ServerConfig,
         workers: list[DataWorker],
         root: Root,
-        make_mover: Callable[[ClientSession], Mover],
+        make_movers: Callable[[ClientSession], Movers],
         gate: Gate | None = None,
     ) -> None:
         self._gate = gate or Gate()
         self._config = config
         self._workers = workers
         self._root = root
-        self._make_mover = make_mover
+        self._make_movers = make_movers
         self._network = _read_trusted_network(config)
         self._server_id = root.server_id
         self._boot_id = read_boot_id()
@@ -148,7 +148,7 @@ class Sessions:
             self._last_number,
             hello,
             connection,
-            make_mover=self._make_mover,
+            make_movers=self._make_movers,
             worker=worker,
             interface=interface,
             inline_bytes=self._config.inline_bytes,
@@ -250,7 +250,7 @@ class Sessions:
     def on_worker_lost(self, worker: DataWorker) -> None:
         """Ends the sessions of a worker that died, so that their clients reconnect."""
         for session in self:
-            if session.worker is worker and session.mover.uses_channels:
+            if session.worker is worker and session.movers.uses_channels:
                 session.ended.set()
 
     def end_outdated(self, explain_end: Callable[[Grant], str | None], server_address: str) -> None:

@@ -65,7 +65,7 @@ class Claiming:
         A local client keeps a block that has enough rows, since it waits for a claim before it extends again. A data
         worker may not have seen its block yet: its sessions' next extends would come before this one.
         """
-        holder = session.mover.claim_holder
+        holder = session.movers.writes.claim_holder
         own = None if holder is None else holder.claims.get(store.record.uid)
         if holder is None or own is None:
             return
@@ -77,11 +77,11 @@ class Claiming:
     ) -> control_pb2.Claim | None:
         """Offers a claim to the process that fills the rows of a client that has just extended a table: a local client
         itself, or its data worker. Returns the claim if the client gets it with its answer."""
-        holder = session.mover.claim_holder
+        holder = session.movers.writes.claim_holder
         if holder is None or not self.is_due(session, holder, store):
             return None
         holder.preparing.add(store.record.uid)
-        return session.mover.take_claim(store, partial(self.grant, holder, store, asked))
+        return session.movers.writes.take_claim(store, partial(self.grant, holder, store, asked))
 
     def is_due(self, session: ClientSession, holder: ClaimHolder, store: OpenedStore) -> bool:
         """Counts an extend that has asked for rows, and returns whether its writer may get a claim now. If not, the
@@ -192,11 +192,11 @@ class Claiming:
     def on_session_ended(self, session: ClientSession) -> None:
         """Takes back the claims of a local client. Rows that it may still be filling wait for the proof that it is
         gone."""
-        holder = session.mover.claim_holder
+        holder = session.movers.writes.claim_holder
         for claim in list(holder.claims.values()) if holder is not None and holder.is_local else ():
             claim.take_back()
             if not claim.is_settled:  # then its filled rows are committed, and the rest are free
-                self._wait_for_end(session.mover.lock_name, claim.abandon)
+                self._wait_for_end(session.movers.writes.lock_name, claim.abandon)
 
     def on_worker_lost(self, holder: ClaimHolder) -> None:
         """Ends the claims of a worker that is proved gone; the next one may become a sole writer."""

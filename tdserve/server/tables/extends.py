@@ -86,7 +86,7 @@ class Extends:
             arrival = await self._fill(session, request, rows, columns)
             done = await self._commit(session, request, rows, policy_versions, arrival)
         except BaseException:
-            session.mover.give_up_rows(request, rows)
+            session.movers.writes.give_up_rows(request, rows)
             raise
         last_references: list[object] = [reservation, rows, policy_versions, arrival, columns]
         del reservation, rows, policy_versions, arrival, columns
@@ -124,7 +124,7 @@ class Extends:
         """Has reserved rows filled; returns what came with them, with the columns that the table's rules need."""
         store = rows.store
         store.check_current()  # while it waited for room, leaves may have come
-        found: Mapping[Path, Buffer] = await session.mover.put_rows(request, rows)
+        found: Mapping[Path, Buffer] = await session.movers.writes.put_rows(request, rows)
         reach("extend.filled")
         if len(found) < len(rows.rule_leaves):
             found = await self._rule_keys.read_columns(store, rows.rule_leaves, rows.reservation.rows, session)
@@ -152,11 +152,11 @@ class Extends:
                 ids = await self._rule_keys.read_ids(store, lacking[0], rows.reservation.rows, session)
                 arrival = replace(arrival, groups={**arrival.groups, name_group_column(lacking[0]): ids})
             if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
-                session.mover.give_up_rows(request, rows)
+                session.movers.writes.give_up_rows(request, rows)
                 return answered
             settle = partial(policy_versions.settle, arrival)
             arguments = self._stores, self._answers, store, rows.reservation
-            forget = partial(session.mover.forget_rows, rows)
+            forget = partial(session.movers.writes.forget_rows, rows)
             if is_long:
                 client_id = session.client_id
                 return await commit_in_turns(*arguments, settle, client_id=client_id, request=request, also=forget)

@@ -265,7 +265,7 @@ class Samples:
         accepted = control_pb2.Accepted(num_rows=len(plan.rows), fingerprint=row_spec.fingerprint)
         if includes_spec:
             accepted.spec.CopyFrom(get_message(row_spec))
-        return await session.mover.get_rows(request, RowsToSend(store, plan, accepted, keys))
+        return await session.movers.reads.get_rows(request, RowsToSend(store, plan, accepted, keys))
 
     async def _parse_conditions(
         self, session: ClientSession, store: OpenedStore, asked: control_pb2.SampleRequest
@@ -300,7 +300,7 @@ class Samples:
         async def send() -> control_pb2.Done | None:
             if store.spec.values or not _is_expected(store, plan, expected):
                 raise store.make_older_store_error()
-            return await session.mover.get_rows(call.request, RowsToSend(store, plan, None))
+            return await session.movers.reads.get_rows(call.request, RowsToSend(store, plan, None))
 
         return await self._send_drawn(call, drawn, send)
 

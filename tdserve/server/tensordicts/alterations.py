@@ -99,7 +99,7 @@ class Alterations:
             if asked.HasField("content"):
                 path = str(made.folder.relative_to(self._stores.root.path))
                 target = StoreToFill(store.name, made.uid, made.make_ref, made.spool, path)
-                await session.mover.fill(request, target, asked.content)
+                await session.movers.writes.fill(request, target, asked.content)
             reach("alteration.received")
             async with hold_alone(session, store, deadline):
                 answered = self._answers.find_earlier(session.client_id, request)
@@ -198,7 +198,7 @@ class Alterations:
             order = worker_pb2.Order()
             body = order.put_values
             body.values = content.values
-            session.mover.locate_values(content, body, made.spool)
+            session.movers.writes.locate_values(content, body, made.spool)
             body.keys.extend(content_pb2.Path(parts=path) for path, _ in made.added.values)
             body.spec.CopyFrom(codec.encode(made.added))
             body.below = made.folder.name

@@ -66,7 +66,7 @@ class Reads:
         if asked.fingerprint != fingerprint and asked.identity != store.identity:
             accepted.spec.CopyFrom(get_message(store.spec))
             accepted.identity = store.identity
-        return await session.mover.get_selection(request, store, asked, accepted)
+        return await session.movers.reads.get_selection(request, store, asked, accepted)
 
     async def _wait_for_retries(
         self, session: ClientSession, store: OpenedStore, rows: RowSet, deadline: Deadline

@@ -132,7 +132,7 @@ class Writes:
         try:
             return await self._fill_and_show(session, request, store, asked)
         except BaseException:
-            if not session.mover.may_still_write(request):  # else the store is deleted with its session
+            if not session.movers.may_still_write(request):  # else the store is deleted with its session
                 await self._stores.delete(store)
             raise
         finally:
@@ -144,10 +144,12 @@ class Writes:
         content = asked.content
         with self._staging.borrow(store, is_needed=bool(content.values_nbytes)) as staging:
             spool = make_values_path(staging)
-            await session.mover.fill(request, StoreToFill(store.name, store.record.uid, store.make_ref, spool), content)
+            await session.movers.writes.fill(
+                request, StoreToFill(store.name, store.record.uid, store.make_ref, spool), content
+            )
             if content.values or spool or content.spool_nbytes:
                 storing = self._make_storing_order(store, asked)
-                session.mover.locate_values(content, storing.put_values, spool)
+                session.movers.writes.locate_values(content, storing.put_values, spool)
                 storing.put_values.store.CopyFrom(store.make_ref(self._worker.known_specs))
                 await self._worker.submit(storing)
             if spool:  # no other request will use it soon, and it may be as large as the store
@@ -185,7 +187,7 @@ class Writes:
             rows = await build_row_set(from_message(asked.selection), store.spec.batch_size)
             generations = await find_expected(store, asked)
             await look_at_rows(store.table, rows, _check_of(store, asked, generations))
-        return await session.mover.overwrite(request, store, asked)
+        return await session.movers.writes.overwrite(request, store, asked)
 
     async def write_staged(
         self, session: ClientSession, request: int, store: OpenedStore, asked: control_pb2.WriteRequest
@@ -225,7 +227,7 @@ class Writes:
     ) -> control_pb2.Done:
         """Has the local client copy the content over the old content."""
         storing = self._make_storing_order(store, asked)
-        session.mover.locate_values(asked.content, storing.put_values, "")
+        session.movers.writes.locate_values(asked.content, storing.put_values, "")
 
         async def store_values() -> None:
             await self._worker.order_until_done(store, storing)

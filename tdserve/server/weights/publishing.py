@@ -62,7 +62,7 @@ class Publishing:
         publishing = versions.begin(fingerprint=spec.fingerprint, order=order)
         try:
             drop(store, publishing.drops)
-            await session.mover.put_version(request, store, publishing, spec, asked.content)
+            await session.movers.writes.put_version(request, store, publishing, spec, asked.content)
             reach("publish.received")
             store.check_present()
             if (answered := self._answers.find_earlier(session.client_id, request)) is not None:
@@ -141,7 +141,7 @@ class Publishing:
             version = versions.newest or found  # the one found may have been retired before this task resumed
             if asked.without_content:
                 return control_pb2.Done(version=version.version)
-        done = await session.mover.get_version(request, VersionToSend(store, version, asked, deadline))
+        done = await session.movers.reads.get_version(request, VersionToSend(store, version, asked, deadline))
         store.readers.note_read(session, version.version)
         return done
 

@@ -56,7 +56,7 @@ class Claimant:
     def tell(self, *, abandons: bool = False) -> None:
         """Reports that it has filled rows, or that it will not."""
         said = control_pb2.Claimed(uid=self._store.record.uid, num=self._num, abandons=abandons)
-        self._claiming.on_claimed(said, self._peer.session.mover.claim_holder)
+        self._claiming.on_claimed(said, self._peer.session.movers.writes.claim_holder)
 
 
 def wish(store: OpenedStore, *, num_rows: int = 1, num_wished: int = WINDOW) -> control_pb2.ExtendRequest:

@@ -16,8 +16,7 @@ from tdserve.control.framing import FrameReader
 from tdserve.control.local import LocalConnection
 from tdserve.control.servicer import SessionConnection
 from tdserve.data.mapped_stores import MappedStore, OpenStores
-from tdserve.server.movers.split_mover import make_local_mover
-from tdserve.server.movers.worker_mover import WorkerMover
+from tdserve.server.movers.choosing import make_channel_movers, make_local_movers
 from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.open_store.worker_spec_cache import WorkerSpecCache
 from tdserve.server.sessions.client_session import ClientSession
@@ -78,7 +77,7 @@ class LocalPeer:
             self._number,
             hello,
             SessionConnection(Outbox()),
-            make_mover=partial(WorkerMover, world.mover_context),
+            make_movers=partial(make_channel_movers, world.mover_context),
             worker=world.worker,
             interface="127.0.0.1",
             inline_bytes=INLINE_BYTES,
@@ -92,7 +91,7 @@ class LocalPeer:
             is_gone=world.process_watch.is_gone,
             sessions_folder=world.root.sessions_folder,
         )
-        self.session.attach(self.local, make_local_mover(world.mover_context, self.session, self.local))
+        self.session.attach(self.local, make_local_movers(world.mover_context, self.session, self.local))
         return self
 
     async def __aexit__(

@@ -24,7 +24,7 @@ from tdserve.rules.replay.limiter import MinSize
 from tdserve.rules.replay.settings import Settings
 from tdserve.server.dispatch.requests import Requests
 from tdserve.server.dispatch.services import assemble
-from tdserve.server.movers.worker_mover import WorkerMover
+from tdserve.server.movers.choosing import make_channel_movers
 from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.processes.workers import DataWorker
 from tdserve.server.recovery.process_watch import ProcessWatch
@@ -145,7 +145,7 @@ class World:
             number,
             hello,
             OutboxConnection(Outbox()),
-            make_mover=partial(WorkerMover, self.mover_context),
+            make_movers=partial(make_channel_movers, self.mover_context),
             worker=self.worker,
             interface="127.0.0.1",
             inline_bytes=INLINE_BYTES,

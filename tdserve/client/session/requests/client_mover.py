@@ -87,7 +87,7 @@ class WantedSelection:
 
 
 class ClientMover(ABC):
-    """The client's end of a session's content, chosen when the session opens. No other code asks which kind it is.
+    """The client's end of what moves some of a session's content. No other code asks which kind it is.
 
     Attributes:
         transport: How content moves, as users know it.
@@ -201,3 +201,24 @@ class ClientMover(ABC):
 
     def forget_deleted(self) -> None:  # noqa: B027 (most hold nothing)
         """Unmaps stores and versions that were deleted, which frees their space."""
+
+
+@dataclass(frozen=True)
+class ClientMovers:
+    """Who moves what of a session's content: one for all of it, unless this process may touch only some of the server's
+    files.
+
+    Attributes:
+        reads: Moves rows, stores and versions that are read.
+        writes: Moves what is written.
+        entries: Moves entries of keyed stores that are read.
+    """
+
+    reads: ClientMover
+    writes: ClientMover
+    entries: ClientMover
+
+    @property
+    def transport(self) -> str:
+        """How content moves, as users know it."""
+        return self.reads.transport

@@ -267,7 +267,7 @@ def _fetch(order: _Order, progress: _Progress) -> None:
     client = order.client = _find_client(order)
     session, queries = client.session(Deadline.after(order.timeout_s)), order.iter_queries()
     # Announced content is received at once, whatever this thread waits for, but only if the channel is open already.
-    is_ready = session.mover.is_ready or not session.mover.receives_messages
+    is_ready = session.movers.reads.is_ready or not session.movers.reads.receives_messages
     num_under_way = order.num_under_way if is_ready else 1
     try:
         while not order.ahead.closed.is_set():

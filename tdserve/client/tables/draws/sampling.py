@@ -50,14 +50,14 @@ def ask(
     deadline: Deadline,
 ) -> Asked:
     """Sends the request for a sample, if one is needed; starts to receive if the size of the content is known."""
-    if query.is_plain and session.mover.draws_rows:
+    if query.is_plain and session.movers.reads.draws_rows:
         return Asked(query.make_message(num_rows, num_batches, deadline.remaining_s), None, None)
     expected = _expect_messages(session, query, num_rows * num_batches) if may_expect(deadline) else ()
     message = query.make_message(num_rows, num_batches, deadline.remaining_s)
     add_policy_news(message, client, query.policy)
     message.message_nbytes.extend(expected)
     if not expected:
-        on_announced = session.mover.make_early_receiver(request, query.make_wanted)
+        on_announced = session.movers.reads.make_early_receiver(request, query.make_wanted)
         return Asked(message, session.send(request, on_announced=on_announced, sample=message), None)
     pending = session.send(request, content_channel=session.contents.current, sample=message)
     # After the request: a receive wakes the server's process too, which takes longer than the request itself.
@@ -72,7 +72,7 @@ def _expect_messages(session: Session, query: Query, total: int) -> tuple[int, .
 
     Returns () if the content may be inline or has values.
     """
-    mover = session.mover
+    mover = session.movers.reads
     if not mover.receives_messages or session.contents.current.is_renewing or query.stored.values or not query.is_exact:
         return ()
     message_nbytes = query.make_layout(total).message_nbytes
@@ -99,7 +99,7 @@ def receive_sample(
     total = message.num_rows * message.num_batches
     content = None
     if pending is None:
-        content = _draw_here(session.mover, query, total)
+        content = _draw_here(session.movers.reads, query, total)
     elif posted is not None:
         spec, layout = on_cpu(stored.with_rows(total)), query.make_layout(total)
         content = finish_known_size(session, pending, posted, spec=spec, layout=layout, deadline=deadline)
@@ -115,7 +115,7 @@ def receive_sample(
             session.cancel(request)
     answer = pending.wait(compute_answer_timeout_s(deadline), f"a sample of {message.store!r}")
     reply = Reply(request, pending, answer, deadline)
-    rows = Sampled(session.mover.take_rows(reply, query.make_wanted()), query)
+    rows = Sampled(session.movers.reads.take_rows(reply, query.make_wanted()), query)
     if query.awaits_done and answer.HasField("accepted") and not answer.accepted.wants_written:
         _wait_done(pending, query, deadline)
     if rows.num_torn and query.share is not None:  # nothing replaces them: others have the same rows
@@ -135,7 +135,7 @@ def _ask_again(
     waiting.CopyFrom(message)
     waiting.ClearField("message_nbytes")
     waiting.timeout_s = deadline.remaining_s or 0.0
-    on_announced = session.mover.make_early_receiver(request, query.make_wanted)
+    on_announced = session.movers.reads.make_early_receiver(request, query.make_wanted)
     return session.send(request, on_announced=on_announced, sample=waiting)
 
 
@@ -169,12 +169,12 @@ def _draw_without_request(client: SessionClient, query: Query, num_rows: int) ->
         CorruptDataError: A row is damaged. A request would draw others, and hide that.
     """
     client.catalog.check_usable()
-    mover = client.mover
-    if mover is None or not mover.draws_rows:
+    movers = client.movers
+    if movers is None or not movers.reads.draws_rows:
         return None
     begun_s = time.perf_counter()
     try:
-        content = _draw_here(mover, query, num_rows)
+        content = _draw_here(movers.reads, query, num_rows)
     except CorruptDataError as error:
         client.count_call("sample", begun_s, store=query.name, num_rows=num_rows, code=error.code)
         raise

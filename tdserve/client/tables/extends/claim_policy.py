@@ -136,8 +136,8 @@ class ClaimPolicy:
 
     def make_claim_request(self, num_rows: int) -> ClaimRequest | None:
         """Returns the claim request to send with an extend of this many rows; None to send none."""
-        mover = self._client.mover
-        if mover is None or not mover.takes_claims or not self._may_claim(num_rows):
+        movers = self._client.movers
+        if movers is None or not movers.writes.takes_claims or not self._may_claim(num_rows):
             return None
         with self._lock:
             if self._stage is not _ClaimStage.NONE or not self._pacing.count_extend():
@@ -155,7 +155,7 @@ class ClaimPolicy:
             return
         claim, stage = None, _ClaimStage.NONE
         try:
-            claim, stage = session.mover.open_claim(self._target.store, stored, done.claim), _ClaimStage.CLAIMED
+            claim, stage = session.movers.writes.open_claim(self._target.store, stored, done.claim), _ClaimStage.CLAIMED
         except TransportError:
             pass  # the session is over
         except TDServeError:  # the server reclaims it when it is asked for rows

@@ -119,17 +119,19 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
 
     def _find_max_bytes(self, first: ExtendPart) -> int:
         """Returns the largest size of a shared request that begins with this part."""
-        mover = self._client.mover
-        return ClientMover.max_joined_bytes if mover is None or first.row_spec.values else mover.max_joined_bytes
+        movers = self._client.movers
+        if movers is None or first.row_spec.values:
+            return ClientMover.max_joined_bytes
+        return movers.writes.max_joined_bytes
 
     def submit(self, part: ExtendPart) -> None:
         if part.number is not None:
             self._send_in_background(part)
             return
         super().submit(part)
-        if (mover := self._client.mover) is not None:
+        if (movers := self._client.movers) is not None:
             for captured in part.captured:
-                mover.take_apart(captured)
+                movers.writes.take_apart(captured)
 
     def _append(self, part: ExtendPart) -> None:
         self._waiting.append(part)
@@ -258,7 +260,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
 
         def make_outgoing(session: Session) -> Outgoing:
             margin_nbytes = sum(len(column.data) for column in find_columns(request))
-            return session.mover.prepare(captured, target, margin_nbytes=margin_nbytes)
+            return session.movers.writes.prepare(captured, target, margin_nbytes=margin_nbytes)
 
         def make_body(session: Session, outgoing: Outgoing, deadline: Deadline) -> dict[str, Any]:
             message = control_pb2.ExtendRequest(content=outgoing.message, timeout_s=deadline.remaining_s)
@@ -270,7 +272,7 @@ class ExtendCoalescer(Coalescer[ExtendPart]):
                 # A session of another client, to whose server the table has moved, numbers its requests otherwise.
                 is_own = session.requests is self._client.requests
                 claim_request.session, message.wished_claim = session, claim_request.num_rows if is_own else 0
-            elif is_first and not session.mover.takes_claims:
+            elif is_first and not session.movers.writes.takes_claims:
                 message.wished_claim = self._claim_policy.compute_wish(request.num_rows)
             is_first = False
             return {"extend": message}

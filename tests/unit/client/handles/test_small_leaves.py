@@ -33,9 +33,9 @@ OTHER: dict[str, Any] = {
 def opened(client: tdserve.Client, handle: tdserve.StoreHandle) -> MappedStore:
     """What the handle's client has mapped, once it was let."""
     handle.to_tensordict()
-    mover = client.mover
-    assert mover is not None
-    store = mover.find_known(handle.name, handle.spec)
+    movers = client.movers
+    assert movers is not None
+    store = movers.reads.find_known(handle.name, handle.spec)
     assert store is not None
     return store
 

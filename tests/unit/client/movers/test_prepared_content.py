@@ -22,7 +22,7 @@ TARGET = WriteTarget("x", b"f")
 
 def prepare(session: Session, td: TensorDict, inline_bytes: int) -> Outgoing:
     """Prepares content for a request that leaves so much room."""
-    return session.mover.prepare([capture(td)], TARGET, margin_nbytes=session.inline_bytes - inline_bytes)
+    return session.movers.writes.prepare([capture(td)], TARGET, margin_nbytes=session.inline_bytes - inline_bytes)
 
 
 def test_content_when_small_then_inline_and_whole(mailing: Session) -> None:
@@ -57,7 +57,7 @@ def session(local_client: tdserve.Client) -> Session:
 
 def test_content_when_the_client_is_local_then_only_values_are_in_the_request(session: Session) -> None:
     td = TD.clone().set_non_tensor("t", "text")
-    found = session.mover.prepare([capture(td)], WriteTarget("x", b"f", capture(td).spec))
+    found = session.movers.writes.prepare([capture(td)], WriteTarget("x", b"f", capture(td).spec))
     assert found.is_inline
     assert (found.message.HasField("inline"), list(found.message.message_nbytes)) == (False, [])
     assert b"text" in found.message.values
@@ -66,7 +66,7 @@ def test_content_when_the_client_is_local_then_only_values_are_in_the_request(se
 
 def test_content_when_of_a_version_of_a_local_client_then_its_values_are_written_with_it(session: Session) -> None:
     td = TensorDict({"w": torch.ones(3)}, []).set_non_tensor("t", "text")
-    found = session.mover.prepare([capture(td)], WriteTarget("x", b"f", is_packed=True))
+    found = session.movers.writes.prepare([capture(td)], WriteTarget("x", b"f", is_packed=True))
     assert not found.message.values
     assert found.on_permit is not None
     found.on_permit(control_pb2.Accepted(path="stores/1.safetensors"))
@@ -92,6 +92,6 @@ def test_content_when_values_are_many_then_behind_the_leaves_and_nothing_in_the_
 
 def test_content_when_values_are_many_but_of_a_version_then_in_the_request(mailing: Session) -> None:
     td = TensorDict({"w": torch.ones(3)}, []).set_non_tensor("t", "x" * (1 << 17))
-    found = mailing.mover.prepare([capture(td)], WriteTarget("x", b"f", is_packed=True))
+    found = mailing.movers.writes.prepare([capture(td)], WriteTarget("x", b"f", is_packed=True))
     assert len(found.message.values) > 1 << 17
     assert (found.is_inline, found.message.values_nbytes) == (True, 0)

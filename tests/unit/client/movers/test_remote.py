@@ -19,7 +19,7 @@ SPEC = capture(TensorDict({"a": torch.zeros(3)}, [3])).spec
 @pytest.fixture
 def mover(remote_client: tdserve.Client) -> ClientMover:
     """The mover of a remote client."""
-    return remote_client.session(Deadline.after(20.0)).mover
+    return remote_client.session(Deadline.after(20.0)).movers.reads
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ from tdserve.control.framing import FrameReader, frame
 from tdserve.control.lending import borrow
 from tdserve.control.local import SOCKET_NAME
 from tdserve.control.servicer import SessionConnection
-from tdserve.server.movers.split_mover import make_local_mover
-from tdserve.server.movers.worker_mover import WorkerMover
+from tdserve.server.movers.choosing import make_channel_movers, make_local_movers
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.server.sessions.local_client import Invitation, LocalClient
 from tdserve.server.sessions.local_listener import LocalListener
@@ -43,11 +42,11 @@ class House:
         self.root = world.root
         (self.root.path / "stores").chmod(0o700)  # as that of a server with tokens
         config = ServerConfig(root=str(world.root.path))
-        self.sessions = Sessions(config, [world.worker], world.root, partial(WorkerMover, world.mover_context))
+        self.sessions = Sessions(config, [world.worker], world.root, partial(make_channel_movers, world.mover_context))
         self.taken: list[tuple[ClientSession, control_pb2.ClientMessage]] = []
         self.came = asyncio.Event()
         self.door = LocalListener(
-            world.root, self.sessions, world.process_watch, partial(make_local_mover, world.mover_context), self._take
+            world.root, self.sessions, world.process_watch, partial(make_local_movers, world.mover_context), self._take
         )
 
     def _take(self, session: ClientSession, message: control_pb2.ClientMessage) -> None:
@@ -154,7 +153,7 @@ def test_attach_when_key_and_lock_are_shown_then_the_session_is_local(within: Wi
             assert (welcome.session, welcome.transport) == (session.number, "shm")
             assert session.transport == "shm"
             assert isinstance(session.connection, LocalClient)
-            assert session.mover.lock_name == invited(session).lock_name
+            assert session.movers.writes.lock_name == invited(session).lock_name
             assert (bool(session.connection.lock_name), session.connection.lacks_values) == (True, True)
         lock.release()
 
@@ -193,7 +192,7 @@ def test_attach_when_it_only_reads_then_without_a_lock_and_it_may_not_write(with
             assert (await visitor.receive()).HasField("welcome")
             assert isinstance(session.connection, LocalClient)
             assert not session.connection.lock_name
-            assert session.mover.lock_name == ""
+            assert session.movers.writes.lock_name == ""
 
     within(scenario)
 

@@ -12,7 +12,7 @@ from tdserve.base.errors import InvalidRequestError, NotSupportedError, Protocol
 from tdserve.base.ids import make_client_id
 from tdserve.base.machine import read_boot_id
 from tdserve.base.worker_arguments import WorkerArguments
-from tdserve.server.movers.worker_mover import WorkerMover
+from tdserve.server.movers.choosing import make_channel_movers
 from tdserve.server.processes.worker_processes import WorkerProcesses
 from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.register import Sessions
@@ -45,7 +45,10 @@ def root(world: World) -> Root:
 def sessions(workers: list[DataWorker], root: Root, world: World) -> Sessions:
     """A register without sessions."""
     return Sessions(
-        ServerConfig(root=str(root.path), inline_bytes=123), workers, root, partial(WorkerMover, world.mover_context)
+        ServerConfig(root=str(root.path), inline_bytes=123),
+        workers,
+        root,
+        partial(make_channel_movers, world.mover_context),
     )
 
 

@@ -19,7 +19,7 @@ from tdserve.base.worker_arguments import WorkerArguments
 from tdserve.rules.tags import make_tag
 from tdserve.server.execution.reported_faults import to_error
 from tdserve.server.execution.waiting import Waiters
-from tdserve.server.movers.worker_mover import WorkerMover
+from tdserve.server.movers.choosing import make_channel_movers
 from tdserve.server.processes.worker_processes import WorkerProcesses
 from tdserve.server.processes.workers import DataWorker
 from tdserve.server.sessions.client_session import ClientSession
@@ -110,7 +110,7 @@ def test_inline_limit_when_the_answer_is_mail_then_leaves_room_for_the_rest(worl
         2,
         session.hello,
         session.connection,
-        make_mover=partial(WorkerMover, world.mover_context),
+        make_movers=partial(make_channel_movers, world.mover_context),
         worker=world.worker,
         interface="127.0.0.1",
         inline_bytes=100,
@@ -381,7 +381,7 @@ def test_channel_when_content_goes_from_gpu_to_gpu_then_the_session_ends_with_it
         2,
         hello,
         world.session().connection,
-        make_mover=partial(WorkerMover, world.mover_context),
+        make_movers=partial(make_channel_movers, world.mover_context),
         worker=world.worker,
         interface="",
         inline_bytes=1,

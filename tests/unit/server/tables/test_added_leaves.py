@@ -221,14 +221,14 @@ def test_leaves_when_rows_were_reserved_before_then_these_are_stored_with_zeros(
     world: World, run: Loop, store: OpenedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = world.session()
-    move, has_begun, may_end = session.mover.put_rows, asyncio.Event(), asyncio.Event()
+    move, has_begun, may_end = session.movers.writes.put_rows, asyncio.Event(), asyncio.Event()
 
     async def put_rows(*arguments: Any) -> Any:
         has_begun.set()
         await may_end.wait()
         return await move(*arguments)
 
-    monkeypatch.setattr(session.mover, "put_rows", put_rows)
+    monkeypatch.setattr(session.movers.writes, "put_rows", put_rows)
 
     async def overlap() -> None:
         extending = asyncio.create_task(world.extends.extend(session, 2, ask(store, rows(20, 2))))

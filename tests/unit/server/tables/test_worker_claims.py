@@ -47,7 +47,7 @@ def session(world: World, holder: ClaimHolder) -> ClientSession:
 
 def offer(claiming: Claiming, session: ClientSession, store: OpenedStore) -> control_pb2.Claim:
     """Returns the claim that the worker gets after some extends."""
-    holder = session.mover.claim_holder
+    holder = session.movers.writes.claim_holder
     assert holder is not None
     for _ in range(FIRST_CLAIM_EXTENDS - 1):
         assert not claiming.is_due(session, holder, store)
