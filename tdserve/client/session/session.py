@@ -34,7 +34,14 @@ from tdserve.client.session.channels.network_interface import find_content_addre
 from tdserve.client.session.requests.abandoned_requests import AbandonedRequests, Brings
 from tdserve.client.session.requests.client_mover import ClientMovers
 from tdserve.client.session.requests.open_requests import OpenRequests
-from tdserve.client.session.requests.pending import OnAnnounced, OnAnswer, OnPermit, Pending
+from tdserve.client.session.requests.pending import (
+    OnAnnounced,
+    OnAnswer,
+    OnPermit,
+    Pending,
+    RequestStage,
+    WaitOutcome,
+)
 from tdserve.client.session.requests.request_numbers import RequestNumbers
 from tdserve.control.connection import ControlConnection, SessionStream
 from tdserve.control.status import encode_failure
@@ -223,7 +230,8 @@ class Session:
         """
         pending = self._open_requests.forget(request)
         if self._control_channel is not None and pending is not None:
-            self._control_channel.forget(request, answered=pending.mail_number if pending.is_answered else 0)
+            is_answered = pending.stage is not RequestStage.SENT
+            self._control_channel.forget(request, answered=pending.mail_number if is_answered else 0)
         if pending is not None and pending.call:
             self.count_call(pending.call, pending.begun_s, pending.code)
             pending.end_trace()
@@ -382,7 +390,7 @@ class Session:
             self._write_in_place(message.request, pending, message.accepted)
         else:
             pending.put(message)
-            if pending.is_given_up:  # meanwhile
+            if pending.outcome is WaitOutcome.GIVEN_UP:  # meanwhile
                 self._handle_if_abandoned(message)
         self._open_requests.on_handled(message)
 

@@ -23,7 +23,13 @@ from tdserve.client.session.calls.call_conditions import REPEATED
 from tdserve.client.session.calls.call_traces import TracedCall, find_call_traces, get_traced_call
 from tdserve.client.session.calls.timeouts import compute_answer_timeout_s, compute_sending_timeout_s
 from tdserve.client.session.requests.outgoing import Outgoing, WriteTarget
-from tdserve.client.session.requests.pending import Answer, OnAnswer, Pending, check_answer
+from tdserve.client.session.requests.pending import (
+    Answer,
+    OnAnswer,
+    Pending,
+    RequestStage,
+    check_answer,
+)
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.messages.selection.selection import Selection
@@ -335,7 +341,7 @@ class _EarlyWrite:
         if timeout_s is not None:  # the grace may have begun while it waited behind others
             timeout_s = max(timeout_s - self._deadline.overdue_s, 0.0)
         self._watched = client.deadline_watch.add(timeout_s, partial(self._expire, session, sent, pending))
-        if pending.has_ended:  # before there was anything to remove
+        if pending.stage is RequestStage.ENDED:  # before there was anything to remove
             client.deadline_watch.remove(self._watched)
 
     def _settle(self, session: Session, sent: _Sent, answer: Answer) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import Event, Lock
 
 from tdserve.base.errors import TDServeError
-from tdserve.client.session.requests.pending import Pending
+from tdserve.client.session.requests.pending import Pending, RequestStage
 from tdserve.v1 import control_pb2
 
 HELLO_REQUEST = 0
@@ -63,7 +63,7 @@ class OpenRequests:
         """Forgets a request that is answered, or whose answer does not matter any more; returns it if it was there."""
         with self._lock:
             pending = self._pending.pop(request, None)
-        if pending is None or pending.has_ended:
+        if pending is None or pending.stage is RequestStage.ENDED:
             self._free(request)
         return pending
 

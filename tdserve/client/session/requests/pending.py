@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from enum import Enum, auto
 from threading import Lock, current_thread, main_thread
 from typing import NamedTuple
 
@@ -30,6 +31,29 @@ Answer = control_pb2.ServerMessage | TDServeError
 OnAnswer = Callable[[Answer], None]
 OnPermit = Callable[[control_pb2.Accepted], control_pb2.Written]
 """Writes content in place as the server permits it; raises a TDServeError if nothing was written."""
+
+
+class RequestStage(Enum):
+    """How far the server has come with a request, as its answers say; a request only goes forward."""
+
+    SENT = auto()
+    """Nothing has come yet."""
+    ACCEPTED = auto()
+    """The server has announced, or permitted, the content; another answer follows."""
+    ENDED = auto()
+    """The server has finished it, or the session has ended."""
+
+
+class WaitOutcome(Enum):
+    """How the last wait for an answer has ended."""
+
+    NONE = auto()
+    """No wait has ended yet, or the answer need not have come."""
+    ANSWERED = auto()
+    FAILED = auto()
+    """The wait has raised the server's error, or that of a lost session."""
+    GIVEN_UP = auto()
+    """Its time was up: the server is told, and what comes later is not received."""
 
 
 class Announced(NamedTuple):
@@ -89,10 +113,8 @@ class Pending:
         on_announced: Called in the receiving thread before ``wait`` returns the answer that announces content.
 
     Attributes:
-        has_failed: Whether ``wait`` has raised the server's error, or that of a lost session.
-        is_answered: Whether an answer has come, or the end of the session.
-        has_ended: Whether the server has finished the request, or the session has ended.
-        is_given_up: Whether ``wait`` has timed out, and what comes later is not received.
+        stage: How far the server has come; changed by the thread that receives.
+        outcome: How the last wait has ended; changed by the thread that waits.
         mail_number: Number of its message on the control channel; 0 if it was sent over gRPC.
         content_channel: The channel of its data messages, once it is known.
         announced: The receives that ``on_announced`` has started.
@@ -116,10 +138,8 @@ class Pending:
         self._answers: TimedQueue[Answer] = TimedQueue()
         self._on_silence = on_silence
         self._on_answer = on_answer
-        self.has_failed = False
-        self.is_answered = False
-        self.has_ended = False
-        self.is_given_up = False
+        self.stage = RequestStage.SENT
+        self.outcome = WaitOutcome.NONE
         self.mail_number = 0
         self.content_channel: ContentChannel | None = None
         self.announced: Announced | None = None
@@ -129,19 +149,24 @@ class Pending:
         self._on_announced = on_announced
 
     @property
+    def has_failed(self) -> bool:
+        """Whether a wait has raised the server's error, or that of a lost session."""
+        return self.outcome is WaitOutcome.FAILED
+
+    @property
     def is_mailed(self) -> bool:
         """Whether the request was sent over the control channel."""
         return self.mail_number > 0
 
     def put(self, answer: Answer) -> None:
         """Receives an answer, or the error that ended the session."""
-        self.is_answered = True
-        self.has_ended = isinstance(answer, TDServeError) or not answer.HasField("accepted")
+        is_accepted = not isinstance(answer, TDServeError) and answer.HasField("accepted")
+        self.stage = RequestStage.ACCEPTED if is_accepted else RequestStage.ENDED
         if isinstance(answer, TDServeError):
             self.code = answer.code
         elif answer.HasField("failure"):
             self.code = get_code(answer.failure)
-        if self._on_announced is not None and isinstance(answer, control_pb2.ServerMessage) and not self.has_ended:
+        if self._on_announced is not None and isinstance(answer, control_pb2.ServerMessage) and is_accepted:
             self.announced = self._on_announced(self, answer.accepted)
         (self._take_callback() or self._answers.put)(answer)
 
@@ -167,7 +192,7 @@ class Pending:
         return is_unanswered
 
     def _fall_silent(self) -> None:
-        self.is_given_up, self.code = True, DeadlineExceededError.code
+        self.outcome, self.code = WaitOutcome.GIVEN_UP, DeadlineExceededError.code
         self._on_silence()
 
     def _take_callback(self) -> OnAnswer | None:
@@ -238,7 +263,8 @@ class Pending:
                 if is_owed:
                     self._fall_silent()
                 raise DeadlineExceededError(what=f"an answer to {what}", timeout_s=timeout_s)
-        self.has_failed = isinstance(answer, TDServeError) or answer.HasField("failure")
+        is_failure = isinstance(answer, TDServeError) or answer.HasField("failure")
+        self.outcome = WaitOutcome.FAILED if is_failure else WaitOutcome.ANSWERED
         return check_answer(answer)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tdserve.base.errors import DeadlineExceededError, PeerLostError, StoreNotFoundError, TransferAbortedError
 from tdserve.client.session.requests import pending as pending_module
-from tdserve.client.session.requests.pending import Announced, Answer, Pending, check_answer
+from tdserve.client.session.requests.pending import Announced, Answer, Pending, WaitOutcome, check_answer
 from tdserve.control.status import encode_failure
 from tdserve.transport.loopback import LoopbackChannel
 from tdserve.v1 import control_pb2
@@ -103,7 +103,7 @@ def test_put_when_the_wait_has_just_ended_then_either_the_waiting_or_the_putting
     with pytest.raises(DeadlineExceededError):
         pending.wait(0.0, "an answer")
     assert found == [FAILURE if is_in_time else None]
-    assert pending.is_given_up
+    assert pending.outcome is WaitOutcome.GIVEN_UP
 
 
 def test_wait_when_it_is_slow_then_that_is_reported_once_and_the_answer_still_taken(
