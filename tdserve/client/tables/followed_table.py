@@ -71,6 +71,11 @@ class FollowedTable(ByAddress):
         return self._client
 
     @property
+    def wait_s(self) -> float:
+        """Default of every call that can wait, seconds."""
+        return self._client.timeout_s
+
+    @property
     def meant(self) -> dict[str, Any]:
         """What requests about rows say of the table that is meant: its kind, and the capacity, 0 for any."""
         return {"kind": self.kind, "capacity": self.capacity if self.is_part else 0}

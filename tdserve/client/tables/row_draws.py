@@ -12,20 +12,22 @@ from tdserve.client.content.padding import Pad
 from tdserve.client.handles.key_paths import check_path
 from tdserve.client.tables.draws.draw_arguments import NO_CONDITIONS, Conditions
 from tdserve.client.tables.draws.query import Query
+from tdserve.client.tables.draws.row_takes import RowTakes
 from tdserve.client.tables.draws.share import Share
-from tdserve.client.tables.draws.taken_batches import TakenBatches
-from tdserve.client.tables.draws.taking import Taken, take_rows
+from tdserve.client.tables.draws.taking import Lease, Taken, acknowledge_given, choose_lease_s, renew, take_rows
 from tdserve.client.tables.followed_table import FollowedTable
 from tdserve.client.tables.table_policy import parse_max_lag
 from tdserve.structure.trees.tree import Path
 
 
-class RowDraws:
+class RowDraws(RowTakes):
     """Draws rows from a table, and takes them on lease. Threads: safe.
 
     Args:
         table: Which is followed, if it has changed.
     """
+
+    _table: FollowedTable
 
     def __init__(self, table: FollowedTable) -> None:
         self._table = table
@@ -90,7 +92,7 @@ class RowDraws:
     def take(
         self, num_rows: int, conditions: Conditions, timeout_s: float | None, *, pad: Pad, numpy: bool | None
     ) -> Taken:
-        """Takes rows; arguments, which were checked, and errors as in ``ReplayHandle.take``."""
+        """See ``RowTakes``."""
         deadline = self._table.client.make_deadline(timeout_s)
 
         def draw() -> Taken:
@@ -99,25 +101,20 @@ class RowDraws:
 
         return self._table.follow_and_retry(draw, deadline)
 
-    def take_batches(
-        self,
-        num_rows: int,
-        conditions: Conditions,
-        timeout_s: float | None,
-        *,
-        device: Any,
-        pad: Pad,
-        numpy: bool | None,
-    ) -> TakenBatches:
-        """Returns an iterator over batches that ``take`` takes; what no batch can be is refused here."""
+    def _make_query_of_batches(self, conditions: Conditions, timeout_s: float | None, **form: Any) -> Query:
         deadline = self._table.client.make_deadline(timeout_s)
-        query = self.make_query(conditions, is_lease=True, pad=pad, device=device, numpy=numpy, deadline=deadline)
+        return self.make_query(conditions, is_lease=True, deadline=deadline, **form)
 
-        def take(within_s: float) -> Taken:
-            return self.take(num_rows, conditions, within_s, pad=pad, numpy=query.is_numpy)
+    def acknowledge(self, rows: Any, timeout_s: float | None, consumer: str = "") -> None:
+        """See ``RowTakes``."""
+        query = self.make_query(Conditions(consumer=consumer), is_lease=True)
+        acknowledge_given(self._table.client, query, rows, timeout_s)
 
-        seconds = self._table.client.timeout_s if timeout_s is None else timeout_s
-        return TakenBatches(take, self._table.name, device=device, timeout_s=seconds)
+    def renew(self, rows: Any, lease_s: float, timeout_s: float | None, consumer: str = "") -> None:
+        """See ``RowTakes``."""
+        query = self.make_query(Conditions(consumer=consumer), is_lease=True)
+        seconds, client = choose_lease_s(query, lease_s), self._table.client
+        renew(client, query, Lease(rows), seconds, client.make_deadline(timeout_s))
 
 
 def _check_keys(require: Any) -> tuple[Path, ...]:

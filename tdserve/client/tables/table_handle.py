@@ -25,6 +25,7 @@ from tdserve.client.tables.change_requests import ask_sequences, change, encode_
 from tdserve.client.tables.conditional_update import check_values, find_generations, write_same
 from tdserve.client.tables.draws.draw_arguments import NO_CONDITIONS, Conditions
 from tdserve.client.tables.draws.query import Query
+from tdserve.client.tables.draws.row_takes import RowTakes
 from tdserve.client.tables.followed_table import FollowedTable
 from tdserve.client.tables.new_leaves import add_leaves, find_lacking
 from tdserve.client.tables.new_table import capture_row
@@ -72,9 +73,13 @@ class TableHandle(ByAddress):
         self._extends = RowExtends(self._table)
         self._rows = RowsByNumber(self._table)
         self._draws = RowDraws(self._table)
+        self._takes: RowTakes = self._draws
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} capacity={self.capacity} at {self._client.address}>"
+
+    def _make_deadline(self, timeout_s: float | None) -> Deadline:
+        return self._client.make_deadline(timeout_s)
 
     @property
     def capacity(self) -> int:

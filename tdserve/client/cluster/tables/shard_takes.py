@@ -4,32 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tdserve.client.cluster.tables.shard_draws import ShardDraws
 from tdserve.client.cluster.tables.sharded_batches import ShardedTaken
+from tdserve.client.cluster.tables.sharded_rows import ShardedRows
 from tdserve.client.cluster.tables.sharded_table import ShardedTable
 from tdserve.client.content.padding import Pad
 from tdserve.client.session.calls.call_traces import gather_spans
 from tdserve.client.tables.draws.draw_arguments import Conditions
-from tdserve.client.tables.draws.taken_batches import TakenBatches
+from tdserve.client.tables.draws.query import Query
+from tdserve.client.tables.draws.row_takes import RowTakes
+from tdserve.client.tables.draws.taking import to_numbers
 
 
-class ShardTakes:
+class ShardTakes(RowTakes):
     """Takes rows of a shared table on lease. Threads: safe.
 
     Args:
         table: The parts, and calls to them.
+        rows: Finds the parts of rows by their numbers.
         draws: Divides what is drawn among the shards.
     """
 
-    def __init__(self, table: ShardedTable, draws: ShardDraws) -> None:
+    _table: ShardedTable
+
+    def __init__(self, table: ShardedTable, rows: ShardedRows, draws: ShardDraws) -> None:
         self._table = table
+        self._rows = rows
         self._draws = draws
 
     @gather_spans
     def take(
         self, num_rows: int, conditions: Conditions, timeout_s: float | None, *, pad: Pad, numpy: bool | None
     ) -> ShardedTaken:
-        """Takes rows; arguments, which were checked, and errors as in ``ReplayHandle.take``."""
+        """See ``RowTakes``."""
         drawn = self._draws.draw(
             lambda part: part.make_query(conditions, is_lease=True, pad=pad, numpy=numpy),
             num_rows,
@@ -38,24 +47,26 @@ class ShardTakes:
         )
         return ShardedTaken(self._table, self._draws, drawn)
 
-    def take_batches(
-        self,
-        num_rows: int,
-        conditions: Conditions,
-        timeout_s: float | None,
-        *,
-        device: Any,
-        pad: Pad,
-        numpy: bool | None,
-    ) -> TakenBatches:
-        """Returns an iterator over batches that ``take`` takes; what no batch can be is refused here."""
-        query = self._table.ask_any_part(
-            lambda part: part.make_query(conditions, is_lease=True, pad=pad, device=device, numpy=numpy),
-            self._table.make_deadline(timeout_s),
-        )
+    def _make_query_of_batches(self, conditions: Conditions, timeout_s: float | None, **form: Any) -> Query:
+        def make(part: Any) -> Query:
+            query: Query = part.make_query(conditions, is_lease=True, **form)
+            return query
 
-        def take(within_s: float) -> ShardedTaken:
-            return self.take(num_rows, conditions, within_s, pad=pad, numpy=query.is_numpy)
+        return self._table.ask_any_part(make, self._table.make_deadline(timeout_s))
 
-        seconds = self._table.wait_s if timeout_s is None else timeout_s
-        return TakenBatches(take, self._table.name, device=device, timeout_s=seconds)
+    def acknowledge(self, rows: Any, timeout_s: float | None, consumer: str = "") -> None:
+        """See ``RowTakes``; the rows of each shard are acknowledged together."""
+        to_numbers(rows, table=self._table.name)
+
+        def acknowledge_some(part: Any, some: Any, _: torch.Tensor) -> None:
+            part._takes.acknowledge(some, None, consumer)
+
+        self._rows.change(rows, self._table.make_deadline(timeout_s), acknowledge_some, done="acknowledged")
+
+    def renew(self, rows: Any, lease_s: float, timeout_s: float | None, consumer: str = "") -> None:
+        """See ``RowTakes``; the rows of each shard are renewed together."""
+
+        def renew_some(part: Any, some: Any, _: torch.Tensor) -> None:
+            part._takes.renew(some, lease_s, None, consumer)
+
+        self._rows.change(rows, self._table.make_deadline(timeout_s), renew_some, done="renewed")

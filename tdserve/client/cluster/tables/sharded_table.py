@@ -85,6 +85,8 @@ class ShardedTable(ShardedStore):
         known = [handle.spec for handle in self.parts.list_open()]
         return max(known, key=lambda spec: len(spec.leaf_paths), default=self.parts.first.spec)
 
+    _make_deadline = ShardedStore.make_deadline
+
     # ------------------------------------------------------------ figures
 
     @property

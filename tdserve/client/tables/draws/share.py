@@ -46,27 +46,17 @@ class Share:
         """Returns the part of the same rank in another step."""
         return replace(self, step=step)
 
+    def check_balance(self, table: HasKeys, deadline: Deadline) -> None:
+        """Raises KeyNotFoundError if the rows of a table have no key ``balance``."""
+        if self.balance is not None:
+            table.check_key(self.balance, deadline)
+
 
 class HasKeys(Protocol):
     """A table, of one server or of several."""
 
     def check_key(self, path: Path, deadline: Deadline) -> None:
         """Raises KeyNotFoundError if rows have no leaf or nested part of this path."""
-
-
-def parse_table_share(
-    table: HasKeys, rank: Any, world_size: Any, step: Any, balance: Any, run: Any, deadline: Deadline
-) -> Share | None:
-    """Returns the share of a table that a caller asks for, as ``parse_share`` does.
-
-    Raises:
-        InvalidRequestError: As in ``parse_share``.
-        KeyNotFoundError: Rows have no key ``balance``.
-    """
-    share = parse_share(rank, world_size, step, balance, run)
-    if share is not None and share.balance is not None:
-        table.check_key(share.balance, deadline)
-    return share
 
 
 def parse_share(rank: Any, world_size: Any, step: Any, balance: Any, run: Any = None) -> Share | None:
