@@ -9,6 +9,9 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.base.integers import check_integer
 from tdserve.rules.kv.entry_changes import MAX_KEY_BYTES, check_num_keys
 
+Keys = str | list[str]
+"""One key, or several that can be gone through twice."""
+
 
 def encode_key(key: object) -> bytes:
     """Returns a key as the server has it. Raises InvalidRequestError if no entry can have it."""
@@ -24,8 +27,8 @@ def encode_key(key: object) -> bytes:
     return encoded
 
 
-def settle_keys(keys: Any) -> str | list[str]:
-    """Returns one key, or several in a list, which can be gone through twice."""
+def settle_keys(keys: Any) -> Keys:
+    """Returns one key, or several in a list."""
     return keys if isinstance(keys, str) else list_keys(keys)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,8 +20,8 @@ from tdserve.client.content.fake_modes import check_real
 from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.handles.key_paths import NO_DEFAULT, list_paths
 from tdserve.client.kv.entry_mapping import EntryMapping
-from tdserve.client.kv.filled_places import check_out, fill_out
-from tdserve.client.kv.key_arguments import encode_key, encode_keys, list_keys, list_versions, settle_keys
+from tdserve.client.kv.filled_places import fill_out
+from tdserve.client.kv.key_arguments import Keys, encode_key, encode_keys
 from tdserve.client.kv.put_coalescer import PutCoalescer, PutPart
 from tdserve.client.kv.records import LikeRecords, Records, make_records
 from tdserve.client.session.by_address import ByAddress, OfProcess
@@ -32,7 +32,7 @@ from tdserve.client.session.requests.pending import Reply
 from tdserve.client.session.session import Session
 from tdserve.client.session.session_client import SessionClient
 from tdserve.data.stored_entries import MAX_LISTED
-from tdserve.rules.kv.entry_changes import ABSENT, MAX_KEY_BYTES, make_missing_error, show_key
+from tdserve.rules.kv.entry_changes import ABSENT, make_missing_error, show_key
 from tdserve.rules.kv.keyed_settings import KeyedSettings
 from tdserve.store.values.entry_tables import FoundEntries
 from tdserve.structure.trees.tree import Spec
@@ -80,48 +80,16 @@ class KeyedHandle(EntryMapping, ByAddress):
 
     # ------------------------------------------------------------ changes
 
-    def put(
-        self,
-        keys: str | Sequence[str],
-        values: Any,
-        if_version: int | Sequence[int] | None = None,
-        *,
-        timeout_s: float | None = None,
-        return_early: bool = False,
+    def _put(
+        self, keys: Keys, values: Any, expected: list[int] | None, timeout_s: float | None, return_early: bool
     ) -> Any:
-        """Puts entries; existing ones are replaced. Readers see all of them, or none.
-
-        Args:
-            keys: One key, or several; each a str of 1 to 500 bytes in UTF-8.
-            values: One value, or as many as keys: a list of values, or the rows of a tensordict or tensor. If the store
-                has a structure, a dict of arrays stands for a tensordict, and an array for a tensor. Otherwise a dict
-                comes back as a tensordict if there is a tensor in it, and else as a dict; what is in it beside tensors
-                and arrays comes back as it was. Tensors in lists are refused.
-            if_version: Nothing is put unless the entry has this version, 0 if it must be absent; one per key, or one
-                for all.
-            return_early: True returns a future at once; ``values`` may change afterwards. Puts and deletions of one
-                handle are carried out in the order of the calls. Reads may overtake them: wait for the future.
-
-        Returns:
-            The version of the entry, or a list of one per key, or a future of that. Versions of a store grow, and none
-            is used twice, nor by a store that is deleted and created again.
-
-        Raises:
-            VersionConflictError: An entry has another version. Nothing was put.
-            SpecMismatchError, NotSupportedError: A value does not fit, or cannot be stored. Nothing was put.
-            CapacityError: There is no room. Nothing was put.
-            DeadlineExceededError: There was no answer in time, and it is unknown whether anything was put.
-        """
-        check_real("writing to a keyed store")
         deadline = self._client.make_deadline(timeout_s)
         is_queued = return_early or self._coalescer.is_waiting  # behind puts that were first
         if isinstance(keys, str):
             encoded, records = [encode_key(keys)], SplitColumn.from_values([self._records.encode(keys, values)])
         else:
-            keys = list_keys(keys)
             encoded = encode_keys(keys)
             records = self._records.encode_many(keys, values, copies=is_queued)
-        expected = None if if_version is None else list_versions(if_version, len(encoded))
         is_one = isinstance(keys, str)
         if not encoded:
             return AwaitableFuture.make_done([]) if return_early else []
@@ -129,61 +97,17 @@ class KeyedHandle(EntryMapping, ByAddress):
         part = PutPart(encoded, records, expected, deadline, what, is_alone=expected is not None)
         if return_early:
             self._coalescer.submit(part)
-            return _convert_future(part.future, is_one, len(encoded))
+            return part.future if is_one else _convert_future(part.future, len(encoded))
         first = self._coalescer.submit_and_wait(part) if is_queued else self._coalescer.send(part)
-        return _count_up(first, is_one, len(encoded))
+        return first if is_one else _count_up(first, len(encoded))
 
-    def delete(
-        self,
-        keys: str | Sequence[str],
-        if_version: int | Sequence[int] | None = None,
-        *,
-        missing_ok: bool = False,
-        timeout_s: float | None = None,
-    ) -> int:
-        """Deletes entries, all or none; returns how many there were. They are not read any more when it returns.
-
-        Args:
-            if_version: As in ``put``.
-            missing_ok: Whether keys may be absent.
-
-        Raises:
-            KeyNotFoundError: A key is absent. Nothing was deleted.
-            VersionConflictError: An entry has another version. Nothing was deleted.
-            DeadlineExceededError: There was no answer in time, and it is unknown whether anything was deleted; or puts
-                with an early return, made before by this handle, had none, and nothing was.
-        """
-        encoded = encode_keys(settle_keys(keys))
-        expected = [] if if_version is None else list_versions(if_version, len(encoded))
-        if not encoded:
-            return 0
+    def _delete(self, keys: list[str], expected: list[int] | None, missing_ok: bool, timeout_s: float | None) -> int:
+        encoded = encode_keys(keys)
         deadline = self._client.make_deadline(timeout_s)
         self._coalescer.flush(deadline)  # puts that were made before
-        return self._remove(encoded, expected, deadline, missing_ok=missing_ok)
+        return self._remove(encoded, expected or [], deadline, missing_ok=missing_ok)
 
-    def pop(
-        self,
-        keys: str | Sequence[str],
-        default: Any = NO_DEFAULT,
-        *,
-        timeout_s: float | None = 0,
-        select: Any = None,
-        numpy: bool | None = None,
-    ) -> Any:
-        """Returns entries as ``get`` does, and deletes them, all or none. Of several callers one gets an entry.
-
-        The content is here before anything is deleted, so nothing is lost if the call is retried in between. Arguments
-        as in ``get``; with ``default`` absent keys are no error.
-
-        Raises:
-            KeyNotFoundError: As in ``get``. Nothing was deleted.
-            DeadlineExceededError: A key was absent all the time, or puts with an early return, made before by this
-                handle, had no answer. Nothing was deleted.
-            UnansweredPopError: There was no answer to the deletion in time (within the client's timeout, if the
-                timeout is 0), and it is unknown whether the entries were deleted. ``values`` of the error is what would
-                have been returned.
-        """
-        keys = settle_keys(keys)
+    def _pop(self, keys: Keys, default: Any, timeout_s: float | None, select: Any, numpy: bool | None) -> Any:
         encoded = encode_keys(keys)
         patience = self._make_patience(timeout_s, default)
         self._coalescer.flush(patience.deadline)
@@ -208,7 +132,6 @@ class KeyedHandle(EntryMapping, ByAddress):
         return values
 
     def _settle_puts(self) -> None:
-        """Waits until the puts that were made before have ended, also those that fail."""
         self._coalescer.flush(self._client.make_deadline(None))
 
     def _remove(self, keys: list[bytes], if_versions: list[int], deadline: Deadline, *, missing_ok: bool) -> int:
@@ -229,81 +152,28 @@ class KeyedHandle(EntryMapping, ByAddress):
 
     # ------------------------------------------------------------ reads
 
-    def get(
-        self,
-        keys: str | Sequence[str],
-        select: Any = None,
-        timeout_s: float | None = 0,
-        *,
-        default: Any = NO_DEFAULT,
-        numpy: bool | None = None,
-        out: Any = None,
-    ) -> Any:
-        """Returns entries, as of one moment.
+    def _get(self, keys: Keys, select: Any, timeout_s: float | None, default: Any, numpy: bool | None) -> Any:
+        found = self._find(encode_keys(keys), self._make_patience(timeout_s, default), default)
+        return self._decode(keys, found, select, numpy, default)
 
-        Args:
-            keys: One key, or several.
-            select: Keys of the entries, which are tensordicts: only these leaves or parts are returned.
-            timeout_s: Seconds to wait for keys that are absent, and for the server; None is the client's timeout. 0
-                does not wait for keys, but still for a server that is away, as long as the client's timeout: a read
-                continues through a restart.
-            default: Returned in place of each entry that is absent, by a call that does not wait. Several keys then
-                give a list, also if the store has a structure.
-            numpy: True returns tensors as NumPy arrays, and tensordicts as dicts of them, which share the memory of
-                what was received, unless there is ``out``; None is the client's setting.
-            out: A tensordict that is filled in place and returned, on any device, or a tensor where entries are
-                tensors. It has the structure of what would be returned without it. Several keys need a store with a
-                structure.
-
-        Returns:
-            The value of one key; of several one stacked tensordict or tensor if the store has a structure, else a list.
-
-        Raises:
-            KeyNotFoundError: A key is absent, and the timeout is 0; or there is nothing to select. Nothing was written
-                to ``out``, as after any other error.
-            DeadlineExceededError: A key was absent all the time.
-            SpecMismatchError: ``out`` does not fit.
-            InvalidRequestError: ``out`` is given with a ``default``, or the entry is neither tensor nor tensordict.
-        """
-        keys = settle_keys(keys)
-        if out is None:
-            return self._decode(keys, self._get(keys, timeout_s, default), select, numpy, default)
-        check_out(out, keys, default, self.settings, store=self.name)
-        found, records = self._get(keys, timeout_s), self._records
+    def _get_into(self, out: Any, keys: Keys, select: Any, timeout_s: float | None) -> Any:
+        found, records = self._find(encode_keys(keys), self._make_patience(timeout_s)), self._records
         is_one = isinstance(keys, str)
         if select is None and isinstance(records, LikeRecords) and records.copy_into(out, found.records, is_one=is_one):
             return out
         return fill_out(out, self._decode(keys, found, select, numpy=False), store=self.name)
 
-    def get_with_versions(
-        self,
-        keys: str | Sequence[str],
-        select: Any = None,
-        timeout_s: float | None = 0,
-        *,
-        numpy: bool | None = None,
+    def _get_with_versions(
+        self, keys: Keys, select: Any, timeout_s: float | None, numpy: bool | None
     ) -> tuple[Any, Any]:
-        """Returns what ``get`` returns, and the version of each entry: to put it back if it was not changed since.
-
-        Of one key a value and a version, of several the values and a list of versions.
-        """
-        keys = settle_keys(keys)
-        found = self._get(keys, timeout_s)
+        found = self._find(encode_keys(keys), self._make_patience(timeout_s))
         values = self._decode(keys, found, select, numpy)
         return values, found.versions[0] if isinstance(keys, str) else found.versions
 
-    def versions(self, keys: str | Sequence[str]) -> Any:
-        """Returns the version of an entry, or of each of several; 0 if it is absent."""
-        names = [keys] if isinstance(keys, str) else list_keys(keys)
-        found = self._look_up(encode_keys(names), self._client.make_deadline(None), asks_versions=True)
-        return found.versions[0] if isinstance(keys, str) else found.versions
+    def _ask_versions(self, keys: list[str]) -> Sequence[int]:
+        return self._look_up(encode_keys(keys), self._client.make_deadline(None), asks_versions=True).versions
 
-    def keys(self, prefix: str = "") -> list[str]:
-        """Lists the keys that begin with a prefix, sorted by code point. Of very many, each page is of one moment."""
-        if not isinstance(prefix, str):
-            raise InvalidRequestError(argument="prefix", reason=f"{prefix!r} is not a str")
-        if len(prefix.encode(errors="replace")) > MAX_KEY_BYTES:
-            return []  # no key is as long
+    def _list_keys(self, prefix: str) -> list[str]:
         encoded, found = encode_key(prefix) if prefix else b"", list[bytes]()
         deadline = self._client.make_deadline(None)
         while True:
@@ -319,25 +189,6 @@ class KeyedHandle(EntryMapping, ByAddress):
 
     def __len__(self) -> int:
         return int(self._list(control_pb2.ListRequest(asks_count=True), self._client.make_deadline(None)).num_rows)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
-
-    def __contains__(self, key: object) -> bool:
-        try:
-            encoded = encode_key(key)
-        except InvalidRequestError:  # no entry can have it
-            return False
-        return bool(self._look_up([encoded], self._client.make_deadline(None), asks_versions=True).versions[0])
-
-    def __getitem__(self, key: str | Sequence[str]) -> Any:
-        return self.get(key)
-
-    def __setitem__(self, key: str | Sequence[str], value: Any) -> None:
-        self.put(key, value)
-
-    def __delitem__(self, key: str | Sequence[str]) -> None:
-        self.delete(key)
 
     def _decode(
         self, keys: str | Sequence[str], found: FoundEntries, select: Any, numpy: bool | None, default: Any = NO_DEFAULT
@@ -355,10 +206,6 @@ class KeyedHandle(EntryMapping, ByAddress):
             return show(self._records.decode(keys, found.records[0], chosen))
         several = self._records.decode_many(keys, found.records, chosen)
         return [*map(show, several)] if type(several) is list else show(several)
-
-    def _get(self, keys: str | Sequence[str], timeout_s: float | None, default: Any = NO_DEFAULT) -> FoundEntries:
-        encoded = encode_keys(keys)
-        return self._find(encoded, self._make_patience(timeout_s, default), default)
 
     def _make_patience(self, timeout_s: float | None, default: Any = NO_DEFAULT) -> _Patience:
         if default is not NO_DEFAULT and timeout_s != 0:
@@ -448,12 +295,10 @@ class _Patience(NamedTuple):
     waits: bool
 
 
-def _count_up(version: int, is_one: bool, num_keys: int) -> Any:
-    return version if is_one else list(range(version, version + num_keys))
+def _count_up(first: int, num_keys: int) -> list[int]:
+    return list(range(first, first + num_keys))
 
 
-def _convert_future(future: AwaitableFuture[int], is_one: bool, num_keys: int) -> AwaitableFuture[Any]:
-    """Returns a future of what ``put`` returns."""
-    if is_one:
-        return future
-    return future.convert(lambda first: _count_up(first, is_one, num_keys))
+def _convert_future(future: AwaitableFuture[int], num_keys: int) -> AwaitableFuture[Any]:
+    """Returns a future of the versions that ``put`` returns for several keys."""
+    return future.convert(lambda first: _count_up(first, num_keys))

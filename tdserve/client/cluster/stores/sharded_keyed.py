@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +18,7 @@ from tdserve.client.content.outer_modes import leave_modes_in_calls
 from tdserve.client.content.row_choice import choose_rows, count_rows
 from tdserve.client.handles.key_paths import NO_DEFAULT
 from tdserve.client.kv.entry_mapping import EntryMapping
-from tdserve.client.kv.filled_places import check_out, fill_out
-from tdserve.client.kv.key_arguments import encode_key, encode_keys, list_keys, list_versions
+from tdserve.client.kv.key_arguments import Keys, encode_key, encode_keys
 from tdserve.client.kv.new_store import create_keyed
 from tdserve.client.session.calls.call_deadline import within
 from tdserve.client.session.calls.call_traces import gather_spans
@@ -82,6 +81,10 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
     other, or at the same time. Each server counts versions: those of an entry grow, and entries of several servers may
     have the same. An early put of several keys may be overtaken by later calls. While a server does not answer, its
     keys cannot be read or written; listings leave them out.
+
+    With ``return_early=True`` values of several keys are read later, and must not change before the future is done.
+    ``pop`` deletes nothing before all entries are there; its error has what other servers had popped by then as
+    ``values``: pairs of keys and what ``KeyedHandle.pop`` returned, or would have returned, for them.
     """
 
     def __init__(self, cluster: ClusterServers, name: str, placement: PlacementRecord, *, deadline: Deadline) -> None:
@@ -153,77 +156,39 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
     # ------------------------------------------------------------ changes
 
     @gather_spans
-    def put(
-        self,
-        keys: str | Sequence[str],
-        values: Any,
-        if_version: int | Sequence[int] | None = None,
-        *,
-        timeout_s: float | None = None,
-        return_early: bool = False,
+    def _put(
+        self, keys: Keys, values: Any, expected: list[int] | None, timeout_s: float | None, return_early: bool
     ) -> Any:
-        """Puts entries; arguments, results and errors as in ``KeyedHandle.put``, atomic for the keys of each server.
-
-        With ``return_early=True`` values of several keys are read later, and must not change before the future is done.
-        """
         deadline = self.make_deadline(timeout_s)
         if isinstance(keys, str):
 
             def put_one(part: Any) -> Any:
-                return part.put(keys, values, if_version, return_early=return_early)
+                return part.put(keys, values, expected, return_early=return_early)
 
             return self.ask_part(self._find_shard(keys), put_one, deadline)
-        names = list_keys(keys)
-        encode_keys(names)  # checked before any server puts some
-        _check_length(values, names)
-        expected = None if if_version is None else list_versions(if_version, len(names))
+        encode_keys(keys)  # checked before any server puts some
+        _check_length(values, keys)
 
         def put() -> Any:
             def put_some(part: Any, some: list[str], where: list[int]) -> Any:
                 return part.put(some, choose_rows(values, torch.tensor(where)), _choose_versions(expected, where))
 
             return (
-                self._merge_in_key_order(names, self._ask_owners(names, put_some, deadline, done="put"))
-                if names
-                else []
+                self._merge_in_key_order(keys, self._ask_owners(keys, put_some, deadline, done="put")) if keys else []
             )
 
         return self._cluster.run_later(put, deadline) if return_early else put()
 
     @gather_spans
-    def delete(
-        self,
-        keys: str | Sequence[str],
-        if_version: int | Sequence[int] | None = None,
-        *,
-        missing_ok: bool = False,
-        timeout_s: float | None = None,
-    ) -> int:
-        """Deletes entries; see ``KeyedHandle.delete``. Atomic for the keys of each server."""
+    def _delete(self, keys: list[str], expected: list[int] | None, missing_ok: bool, timeout_s: float | None) -> int:
         deadline = self.make_deadline(timeout_s)
-        names = [keys] if isinstance(keys, str) else list_keys(keys)
-        expected = None if if_version is None else list_versions(if_version, len(names))
 
         def delete(part: Any, some: list[str], where: list[int]) -> int:
             return int(part.delete(some, _choose_versions(expected, where), missing_ok=missing_ok))
 
-        return sum(self._ask_owners(names, delete, deadline, done="deleted").values()) if names else 0
+        return sum(self._ask_owners(keys, delete, deadline, done="deleted").values())
 
-    def pop(
-        self,
-        keys: str | Sequence[str],
-        default: Any = NO_DEFAULT,
-        *,
-        timeout_s: float | None = 0,
-        select: Any = None,
-        numpy: bool | None = None,
-    ) -> Any:
-        """Returns entries and deletes them; see ``KeyedHandle.pop``. Atomic for the keys of each server. Nothing is
-        deleted before all are there.
-
-        An error has what other servers had popped by then as ``values``: pairs of keys and what ``KeyedHandle.pop``
-        returned, or would have returned, for them.
-        """
+    def _pop(self, keys: Keys, default: Any, timeout_s: float | None, select: Any, numpy: bool | None) -> Any:
         wait = self._begin_wait(timeout_s)
         popped: list[tuple[Any, Any]] = []
 
@@ -238,12 +203,11 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
 
         if isinstance(keys, str):
             return self.ask_part(self._find_shard(keys), lambda part: pop(part, keys), wait.deadline)
-        names = list_keys(keys)
         if default is NO_DEFAULT:
             with within(wait.deadline):
-                self._wait_present(names, wait.timeout_s)
+                self._wait_present(keys, wait.timeout_s)
         try:
-            return self._merge_in_key_order(names, self._ask_owners(names, pop, wait.deadline, done="popped"))
+            return self._merge_in_key_order(keys, self._ask_owners(keys, pop, wait.deadline, done="popped"))
         except TDServeError as error:
             error.values = popped or None
             raise
@@ -263,20 +227,7 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
     # ------------------------------------------------------------ reads
 
     @gather_spans
-    def get(
-        self,
-        keys: str | Sequence[str],
-        select: Any = None,
-        timeout_s: float | None = 0,
-        *,
-        default: Any = NO_DEFAULT,
-        numpy: bool | None = None,
-        out: Any = None,
-    ) -> Any:
-        """Returns entries; arguments, results and errors as in ``KeyedHandle.get``."""
-        if out is not None:
-            check_out(out, keys, default, self.settings, store=self.name)
-            return fill_out(out, self.get(keys, select, timeout_s, numpy=False), store=self.name)
+    def _get(self, keys: Keys, select: Any, timeout_s: float | None, default: Any, numpy: bool | None) -> Any:
         wait = self._begin_wait(timeout_s)
 
         def get(part: Any, some: Any, _: Any = None) -> Any:
@@ -284,21 +235,13 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
 
         if isinstance(keys, str):
             return self.ask_part(self._find_shard(keys), lambda part: get(part, keys), wait.deadline)
-        names = list_keys(keys)
-        if not names:
-            return self.ask_part(0, lambda part: get(part, names), wait.deadline)
-        found = self._ask_owners(names, get, wait.deadline)
-        return self._merge_in_key_order(names, found)
+        if not keys:
+            return self.ask_part(0, lambda part: get(part, keys), wait.deadline)
+        return self._merge_in_key_order(keys, self._ask_owners(keys, get, wait.deadline))
 
-    def get_with_versions(
-        self,
-        keys: str | Sequence[str],
-        select: Any = None,
-        timeout_s: float | None = 0,
-        *,
-        numpy: bool | None = None,
+    def _get_with_versions(
+        self, keys: Keys, select: Any, timeout_s: float | None, numpy: bool | None
     ) -> tuple[Any, Any]:
-        """Returns entries and their versions; see ``KeyedHandle.get_with_versions``."""
         wait = self._begin_wait(timeout_s)
 
         def get(part: Any, some: Any, _: Any = None) -> Any:
@@ -307,48 +250,21 @@ class ShardedKeyedHandle(EntryMapping, ShardedStore):
         if isinstance(keys, str):
             one: tuple[Any, Any] = self.ask_part(self._find_shard(keys), lambda part: get(part, keys), wait.deadline)
             return one
-        names = list_keys(keys)
-        found = self._ask_owners(names, get, wait.deadline)
-        values = self._merge_in_key_order(names, {shard: each[0] for shard, each in found.items()})
-        return values, self._merge_in_key_order(names, {shard: each[1] for shard, each in found.items()})
+        found = self._ask_owners(keys, get, wait.deadline)
+        values = self._merge_in_key_order(keys, {shard: each[0] for shard, each in found.items()})
+        return values, self._merge_in_key_order(keys, {shard: each[1] for shard, each in found.items()})
 
-    def versions(self, keys: str | Sequence[str]) -> Any:
-        """Returns the version of an entry, or of each of several; 0 if it is absent."""
-        if isinstance(keys, str):
-            return self.ask_part(self._find_shard(keys), lambda part: part.versions(keys))
-        names = list_keys(keys)
-        return (
-            self._merge_in_key_order(names, self._ask_owners(names, lambda part, some, _: part.versions(some)))
-            if names
-            else []
-        )
+    def _ask_versions(self, keys: list[str]) -> Sequence[int]:
+        found = self._ask_owners(keys, lambda part, some, _: part.versions(some)) if keys else {}
+        merged: list[int] = self._merge_in_key_order(keys, found)
+        return merged
 
-    def keys(self, prefix: str = "") -> list[str]:
-        """Lists the keys of the servers that answer, sorted by code point."""
+    def _list_keys(self, prefix: str) -> list[str]:
         found = self.ask_parts(range(self.num_shards), lambda _, part: part.keys(prefix))
         return sorted(key for keys in found.values() for key in keys)
 
     def __len__(self) -> int:
         return sum(self.ask_parts(range(self.num_shards), lambda _, part: len(part)).values())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
-
-    def __contains__(self, key: object) -> bool:
-        try:
-            shard = self._find_shard(key)
-        except InvalidRequestError:  # no entry can have it
-            return False
-        return bool(self.ask_part(shard, lambda part: key in part))
-
-    def __getitem__(self, key: str | Sequence[str]) -> Any:
-        return self.get(key)
-
-    def __setitem__(self, key: str | Sequence[str], value: Any) -> None:
-        self.put(key, value)
-
-    def __delitem__(self, key: str | Sequence[str]) -> None:
-        self.delete(key)
 
 
 def _choose_versions(versions: Sequence[int] | None, where: Sequence[int]) -> list[int] | None:
