@@ -32,6 +32,9 @@ FLOORS = "floors"
 SIMULATE = "simulate"
 """In place of a workload: nothing is measured."""
 
+PEERS = "peers"
+"""In place of workloads: tdserve beside what users could take instead."""
+
 TRANSPORTS = ("gloo", "grpc", "shm")
 """The transports that have floors and targets of their own."""
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 
 from tdserve.base.config import TRANSPORTS, check_transport
-from tdserve.bench.bench_options import SIMULATE, USUAL_WORKLOADS, WORKLOAD_NAMES, BenchOptions
+from tdserve.bench.bench_options import PEERS, SIMULATE, USUAL_WORKLOADS, WORKLOAD_NAMES, BenchOptions
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -33,7 +34,7 @@ def _read_range(context: click.Context, parameter: click.Parameter, value: str |
 
 
 @click.command()
-@click.argument("workloads", nargs=-1, type=click.Choice((*WORKLOAD_NAMES, SIMULATE)))
+@click.argument("workloads", nargs=-1, type=click.Choice((*WORKLOAD_NAMES, SIMULATE, PEERS)))
 @click.option(
     "--transport",
     type=click.Choice(TRANSPORTS),
@@ -69,6 +70,7 @@ def bench(
     """Measure WORKLOADS (by default all but cluster) and their ratios to the floor.
 
     simulate measures nothing, and runs alone: it runs the rules of servers and clients on a clock that does not wait.
+    peers runs alone, too: it measures tdserve beside TorchRL, Redis and Ray, as far as they are installed.
     """
     if workloads == (SIMULATE,):
         if settings["compare_path"] or settings["plot_path"]:
@@ -77,8 +79,19 @@ def bench(
 
         scenarios = [make_scenario(servers, (clients or (1, 10_000))[1], stores, num, seed) for num in shards or (8,)]
         return run_simulation(scenarios, json_path=json_path)
-    if SIMULATE in workloads:
-        raise click.UsageError(f"{SIMULATE} measures nothing: run it alone")
+    if workloads == (PEERS,):
+        from tdserve.bench.peers.peers_run import run_peers
+
+        if json_path or settings["compare_path"] or settings["plot_path"]:
+            raise click.UsageError(f"{PEERS} prints a table: neither --json nor --compare nor --plot goes with it")
+        return run_peers(
+            Console(highlight=False),
+            num_rounds=settings["repeats"],
+            is_quick=settings["quick"],
+            parent=settings["parent"],
+        )
+    if alone := {SIMULATE, PEERS}.intersection(workloads):
+        raise click.UsageError(f"run {' and '.join(sorted(alone))} alone")
     from tdserve.bench.runs import run  # imports torch
 
     settings |= {"clients": clients or BenchOptions.clients, "shards": shards or BenchOptions.shards}
