@@ -11,6 +11,7 @@ import torch
 
 import tdserve
 from tests.conformance.keyed_suite import KeyedSuite
+from tests.errors import raises
 
 KEYS = ("a", "b", "c", "d", "e", "f")
 """Enough keys for each of three servers that share a store to have some."""
@@ -66,7 +67,7 @@ class KeyedArgumentsSuite(KeyedSuite):
         versions = kv.put(KEYS, [1] * 6)
         for given in (version, [*versions[:5], version]):
             for change in (lambda: kv.delete(KEYS, given), lambda: kv.put(KEYS, [2] * 6, given)):  # noqa: B023
-                with pytest.raises(tdserve.InvalidRequestError, match="if_version"):
+                with raises(tdserve.InvalidRequestError, argument="if_version"):
                     change()
         assert kv.get(KEYS) == [1] * 6
 

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 import tdserve
 from tests.conformance.keyed_arguments_suite import KeyedArgumentsSuite
 from tests.conformance.keyed_suite import assert_same, entries, entry
+from tests.errors import raises
 
 NUM_MANY = 2_500
 """More entries than an iterator reads in one call."""
@@ -34,7 +35,7 @@ class KeyedMappingSuite(KeyedArgumentsSuite):
         assert kv.get(["x", "a", "y", "b", "x"], default=7) == [7, None, 7, 2, 7]
         assert kv.get(["x", "y"], default=0) == [0, 0]
         assert kv.get([], default=0) == []
-        with pytest.raises(tdserve.InvalidRequestError, match="default"):
+        with raises(tdserve.InvalidRequestError, argument="default"):
             kv.get("x", timeout_s=1.0, default=0)
         kv["a"] = entry(1)
         with pytest.raises(tdserve.KeyNotFoundError):

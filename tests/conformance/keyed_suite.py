@@ -13,6 +13,7 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 import tdserve
 from tests.conformance.suite import Connect, Suite
+from tests.errors import raises
 from tests.processes import wait_for
 
 LARGE = 1_000_000
@@ -207,7 +208,7 @@ class KeyedSuite(Suite):
         kv: Any = client.create_kv(name)
         kv["a"] = entry(1)
         for prefix in (5, None, b"a"):
-            with pytest.raises(tdserve.InvalidRequestError, match="prefix"):
+            with raises(tdserve.InvalidRequestError, argument="prefix"):
                 kv.keys(prefix)
         with pytest.raises(tdserve.InvalidRequestError):
             kv.keys("\ud800")

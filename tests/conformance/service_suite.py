@@ -28,6 +28,7 @@ from tests.conformance.row_deletions_suite import RowDeletionsSuite
 from tests.conformance.row_reads_suite import RowReadsSuite
 from tests.conformance.suite import Connect
 from tests.conformance.table_arguments_suite import TableArgumentsSuite
+from tests.errors import raises
 from tests.processes import wait_for
 
 TIMEOUT_S = 30.0
@@ -123,7 +124,7 @@ class ServiceSuite(RowReadsSuite, RowDeletionsSuite, TableArgumentsSuite, Limite
     ) -> None:
         client.init_remote(rows(num_rows, 7), name)
         other = rows(num_rows).exclude("number")
-        with pytest.raises(SpecMismatchError, match="number"):
+        with raises(SpecMismatchError, key="number"):
             client.recv(other, name)
         assert_equal(other, rows(num_rows).exclude("number"))
         assert_equal(client.from_remote_init(name), rows(num_rows, 7))

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tests.conformance.suite import Suite
+from tests.errors import raises
 from tests.processes import wait_for
 
 NUM_ROWS = 60
@@ -172,7 +173,7 @@ class TableArgumentsSuite(Suite):
         index = fill(table)
         generations = table.find_generations(index)
         given = None if num_given is None else torch.cat([generations, generations])[:num_given]
-        with pytest.raises(tdserve.InvalidRequestError, match="generation"):
+        with raises(tdserve.InvalidRequestError, argument="generation"):
             table.update_if_present(index, {"number": torch.full((NUM_ROWS,), -1)}, generation=given)
         assert table[index]["number"].tolist() == [*range(NUM_ROWS)]
         values = {"number": torch.arange(NUM_ROWS) + 100}

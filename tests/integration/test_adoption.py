@@ -12,6 +12,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 import tdserve
+from tests.errors import raises
 from tests.integration.adopted import NUM_ROWS, bytes_of, content, loaded
 from tests.sameness import difference
 
@@ -199,7 +200,7 @@ def test_lock_when_adopted_then_the_folder_does_not_change(client: tdserve.Clien
 def test_map_when_read_only_then_only_privately(server: tdserve.Server, name: str, folder: Path) -> None:
     with server.client(transport="shm") as client:
         store = client.adopt(folder, name, read_only=True)
-        with pytest.raises(tdserve.ReadOnlyError, match=name):
+        with raises(tdserve.ReadOnlyError, store=name):
             store.map(writable=True)
         store.map()["x"][0, 0] = 5.0
         assert loaded(folder)["x"][0, 0] == 0
@@ -263,7 +264,7 @@ def test_adopt_when_the_folder_is_the_servers_own_then_refused(
     client.memmap(content().select("x"), name)
     root = Path(server.config.root)
     for path in (root, root / client.describe(name).path / "rows", root.parent):
-        with pytest.raises(tdserve.InvalidRequestError, match="path"):
+        with raises(tdserve.InvalidRequestError, argument="path"):
             client.adopt(path, "mine", read_only=True)
     assert "mine" not in client
 

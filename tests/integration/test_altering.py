@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tests.errors import raises
 from tests.integration.conftest import FreshServer, example
 from tests.integration.crashing import Crashing, Writer
 from tests.processes import wait_for
@@ -88,7 +89,7 @@ def test_set_when_another_client_has_removed_the_key_then_it_is_added_again(
         write()
         assert torch.equal(theirs["x"], full(1, 8))
     theirs.pop("x")
-    with pytest.raises(tdserve.KeyNotFoundError, match="'x'"):
+    with raises(tdserve.KeyNotFoundError, key="x"):
         mine.set_("x", full(1, 8))
 
 
@@ -99,7 +100,7 @@ def test_recv_and_send_when_of_the_structure_before_then_the_key_is_named(
     client[name]["z"] = full(1)
     into = rows(7)
     for call in (lambda: other.recv(into, name), lambda: other.send(rows(8), name)):
-        with pytest.raises(tdserve.SpecMismatchError, match="'z'"):
+        with raises(tdserve.SpecMismatchError, key="z"):
             call()
     assert difference(rows(7), into) is None
     version = other.send(rows(8).set("z", full(2)), name)

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.messages.content import RESERVED_KEYS
+from tests.errors import raises
 from tests.integration.conftest import example
 
 pytestmark = pytest.mark.integration
@@ -144,7 +145,7 @@ def test_store_when_unknown_then_not_found_names_it(client: tdserve.Client) -> N
         with pytest.raises(tdserve.StoreNotFoundError) as raised:
             call()
         assert raised.value.name == "nowhere"
-    with pytest.raises(tdserve.DeadlineExceededError, match="nowhere"):
+    with raises(tdserve.DeadlineExceededError, name="nowhere"):
         client.from_remote_init("nowhere", timeout_s=0.05)
     assert "nowhere" not in client
 
@@ -164,7 +165,7 @@ def test_store_name_when_it_is_invalid_then_invalid_request_has_the_reason(clien
         lambda: client.delete(bad),
         lambda: client.latest(bad, timeout_s=0),
     ):
-        with pytest.raises(tdserve.InvalidRequestError, match="store name"):
+        with raises(tdserve.InvalidRequestError, argument="store name"):
             call()
     assert bad not in client
     assert client.stores() == before
@@ -235,7 +236,7 @@ def test_timeout_when_it_is_no_time_then_invalid_request(client: tdserve.Client,
         lambda: store.get("x", timeout_s=timeout_s),
         lambda: tdserve.connect(client.address, timeout_s=timeout_s),
     ):
-        with pytest.raises(tdserve.InvalidRequestError, match="timeout_s"):
+        with raises(tdserve.InvalidRequestError, argument="timeout_s"):
             call()
 
 
@@ -249,9 +250,9 @@ def test_publish_when_metadata_is_no_dict_then_invalid_request(client: tdserve.C
 def test_newer_than_when_it_is_no_version_then_invalid_request(
     client: tdserve.Client, store: Any, newer_than: Any
 ) -> None:
-    with pytest.raises(tdserve.InvalidRequestError, match="newer_than"):
+    with raises(tdserve.InvalidRequestError, argument="newer_than"):
         client.recv(example(), store.name, newer_than=newer_than)
-    with pytest.raises(tdserve.InvalidRequestError, match="newer_than"):
+    with raises(tdserve.InvalidRequestError, argument="newer_than"):
         client.latest(store.name, newer_than=newer_than)
 
 
@@ -269,13 +270,13 @@ def test_device_when_torch_has_none_such_then_invalid_request(client: tdserve.Cl
         lambda: tdserve.connect(client.address, device=device),
         lambda: client.from_remote_init(store.name, device=device),
     ):
-        with pytest.raises(tdserve.InvalidRequestError, match="device"):
+        with raises(tdserve.InvalidRequestError, argument="device"):
             call()
 
 
 @pytest.mark.parametrize("keep", [-1, 1.5, "2"])
 def test_publish_when_keep_cannot_be_then_invalid_request(client: tdserve.Client, name: str, keep: Any) -> None:
-    with pytest.raises(tdserve.InvalidRequestError, match="keep"):
+    with raises(tdserve.InvalidRequestError, argument="keep"):
         client.publish(name, example(), keep=keep)
     assert name not in client
 
@@ -309,9 +310,9 @@ def test_create_replay_when_like_has_a_key_of_samples_then_refused(client: tdser
 
 def test_replay_when_numbers_cannot_be_then_typed_errors(replay: Any) -> None:
     for num_rows in (0, -1, 2.5, True, "4"):
-        with pytest.raises(tdserve.InvalidRequestError, match="num_rows"):
+        with raises(tdserve.InvalidRequestError, argument="num_rows"):
             replay.sample(num_rows)
-        with pytest.raises(tdserve.InvalidRequestError, match="num_rows"):
+        with raises(tdserve.InvalidRequestError, argument="num_rows"):
             replay.batches(num_rows)
     replay.set_limiter(tdserve.SampleToInsertRatio(1.0, min_size=1, error_buffer=100))
     with pytest.raises(tdserve.TooLargeError, match="asked 9, there are never more than 8") as raised:

@@ -14,6 +14,7 @@ import pytest
 
 import tdserve
 from tdserve.client.session.catalog.catalog_client import CatalogClient
+from tests.errors import raises
 from tests.integration.conftest import example
 from tests.sameness import difference
 
@@ -30,10 +31,10 @@ def test_transport_when_it_cannot_be_had_then_refused(server: tdserve.Server) ->
 
 
 def test_connect_when_no_server_runs_then_connect_error_names_the_address() -> None:
-    with pytest.raises(tdserve.ConnectError, match=r"127\.0\.0\.1:1"):
+    with raises(tdserve.ConnectError, address="127.0.0.1:1"):
         tdserve.connect("127.0.0.1:1", timeout_s=0.3)
     for address in ("nonsense", "host:", ""):
-        with pytest.raises(tdserve.InvalidRequestError, match="address"):
+        with raises(tdserve.InvalidRequestError, argument="address"):
             tdserve.connect(address, timeout_s=0.3)
 
 
@@ -58,10 +59,10 @@ def test_catalog_when_asked_over_a_session_then_the_same_answers_as_without(
                 assert name in catalog
                 assert f"{name}?" not in catalog
                 assert "missing" not in catalog
-                with pytest.raises(tdserve.InvalidRequestError, match="prefix"):
+                with raises(tdserve.InvalidRequestError, argument="prefix"):
                     catalog.stores(3)  # type: ignore[arg-type]
                 for ask in (catalog.keys, catalog.describe):
-                    with pytest.raises(tdserve.StoreNotFoundError, match="missing"):
+                    with raises(tdserve.StoreNotFoundError, name="missing"):
                         ask("missing")
 
 

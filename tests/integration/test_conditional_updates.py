@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tests.errors import raises
 
 pytestmark = pytest.mark.integration
 
@@ -115,7 +116,7 @@ def test_update_when_rows_must_be_unchanged_then_a_leaf_that_was_written_since_c
 
 def test_update_when_it_does_not_fit_then_nothing_is_written(table: Any) -> None:
     generations = table.find_generations([0, 1])
-    with pytest.raises(tdserve.InvalidRequestError, match="generation"):
+    with raises(tdserve.InvalidRequestError, argument="generation"):
         table.update_if_present([0, 1], {"x": torch.zeros(2)})
     with pytest.raises(tdserve.InvalidRequestError, match="1 of int64 for 2 rows"):
         table.update_if_present([0, 1], {"x": torch.zeros(2)}, generation=generations[:1])
@@ -123,7 +124,7 @@ def test_update_when_it_does_not_fit_then_nothing_is_written(table: Any) -> None
         table.update_if_present([0, 1], {"x": torch.zeros(3)}, generation=generations)
     with pytest.raises(tdserve.InvalidRequestError, match="neither a tensordict nor a dict"):
         table.update_if_present([0, 1], torch.zeros(2), generation=generations)
-    with pytest.raises(tdserve.SpecMismatchError, match="other"):
+    with raises(tdserve.SpecMismatchError, key="other"):
         table.update_if_present([0, 1], {"other": torch.zeros(2)}, generation=generations)
     assert table[:]["x"].tolist() == [float(number) for number in range(8)]
     assert not len(table.update_if_present([], {"x": torch.zeros(0)}, generation=torch.zeros(0, dtype=torch.int64)))

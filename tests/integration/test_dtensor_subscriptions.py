@@ -16,6 +16,7 @@ import tdserve
 from tdserve import dtensor
 from tdserve.aio import dtensor as aio_dtensor
 from tdserve.client.weights.pulls import Weights
+from tests.errors import raises
 from tests.integration.crashing import Crashing
 from tests.integration.forked_clients import ForkedClients
 from tests.processes import wait_for
@@ -135,11 +136,11 @@ def test_subscription_when_it_would_be_of_nothing_then_refused_at_once(client: t
         dtensor.subscribe(client, name, into=[])
     with pytest.raises(tdserve.InvalidRequestError):
         dtensor.subscribe(client, "not/a name", into={})
-    with pytest.raises(tdserve.InvalidRequestError, match="newer_than"):
+    with raises(tdserve.InvalidRequestError, argument="newer_than"):
         dtensor.subscribe(client, name, into={}, newer_than="1")  # type: ignore[arg-type]
     dtensor.publish(client, name, make(1))
     subscription = dtensor.subscribe(client, name, into={"b": torch.zeros(1)})
-    with pytest.raises(tdserve.SpecMismatchError, match="'a'"):
+    with raises(tdserve.SpecMismatchError, key="a"):
         next(subscription)
 
 

@@ -11,6 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 import tdserve
+from tests.errors import raises
 from tests.sameness import difference
 from tests.tensordict_strategies import Inner
 
@@ -169,7 +170,7 @@ def test_get_when_key_is_missing_then_the_default_or_none_and_by_brackets_key_er
     assert store.get("missing", 5) == 5
     assert store.get(("next", "missing"), default="d") == "d"
     assert store.get("missing") is store.get_at("missing", 0) is None
-    with pytest.raises(tdserve.KeyNotFoundError, match="missing") as raised:
+    with raises(tdserve.KeyNotFoundError, key="missing") as raised:
         store["missing"]
     assert raised.value.key == "missing"
     assert isinstance(raised.value, KeyError)

@@ -17,6 +17,7 @@ import torch
 import tdserve
 from tdserve.cli.main import main
 from tdserve.imports import import_store
+from tests.errors import raises
 from tests.integration.forked_clients import ForkedClients
 from tests.processes import wait_for
 
@@ -196,7 +197,7 @@ def test_path_when_absent_or_another_format_then_error(
     for path, message in (("none", "none: there is no such file$"), ("text", "text: "), ("", "it is a folder")):
         with pytest.raises(tdserve.InvalidRequestError, match=message):
             import_store(client, kind, tmp_path / path, name)
-    with pytest.raises(tdserve.InvalidRequestError, match="split"):
+    with raises(tdserve.InvalidRequestError, argument="split"):
         import_store(client, kind, tmp_path / "text", name, split="train")
     with pytest.raises(tdserve.InvalidRequestError, match=f"'csv' is not one of .*{kind}"):
         import_store(client, "csv", tmp_path / "text", name)

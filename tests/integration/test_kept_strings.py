@@ -17,6 +17,7 @@ from tdserve.control.control_pb2_grpc import ControlServiceStub
 from tdserve.structure.captures.capture import capture
 from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2
+from tests.errors import raises
 from tests.integration.test_unknown_peers import peak_mib
 
 pytestmark = pytest.mark.integration
@@ -58,7 +59,7 @@ def test_settings_when_they_are_long_then_refused(client: tdserve.Client, name: 
         settings='{"policy": "' + "x" * 8_000_000 + '"}',
     )
     session = client.session(client.make_deadline(None))
-    with pytest.raises(tdserve.InvalidRequestError, match="settings"):
+    with raises(tdserve.InvalidRequestError, argument="settings"):
         session.send(client.requests.begin_change(), create_store=request).wait(30.0, "the creation of a table")
     assert name not in client
 

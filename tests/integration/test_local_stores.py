@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tests.errors import raises
 from tests.integration.forked_clients import ForkedClients
 from tests.integration.local_roles import NUM_ROWS, numbers_in, row, rows
 
@@ -193,5 +194,5 @@ def test_rows_when_readers_and_writers_of_both_transports_meet_then_every_read_i
 
 def test_map_when_given_arguments_of_a_function_without_one_then_refused(client: tdserve.Client, name: str) -> None:
     client.init_remote(TensorDict({"x": torch.zeros(2)}, [2]), name)
-    with pytest.raises(tdserve.InvalidRequestError, match="mode"):
+    with raises(tdserve.InvalidRequestError, argument="mode"):
         client[name].map(mode="r+")

@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tests.errors import raises
 
 DTYPES = ["bool", "u1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 ROW = {"obs": np.zeros(2, np.float32), "next": {"obs": np.zeros(2, np.float32)}, "action": np.int64(0), "reward": 0.0}
@@ -88,7 +89,7 @@ def test_store_when_it_has_values_then_they_stay_what_they_are(arrays: tdserve.C
 def test_store_when_no_batch_size_is_given_then_it_has_none(arrays: tdserve.Client, name: str) -> None:
     arrays.memmap({"w": np.ones((2, 3))}, name)
     assert arrays[name].batch_size == ()
-    with pytest.raises(tdserve.InvalidRequestError, match="batch_size"):
+    with raises(tdserve.InvalidRequestError, argument="batch_size"):
         arrays.init_remote(TensorDict({}, [3]), f"{name}-other", batch_size=[3])
 
 
@@ -203,7 +204,7 @@ def test_extend_when_of_a_dict_of_tensors_or_other_dtypes_then_converted_where_n
     assert table[index]["action"].tolist() == [3, 4]
     with pytest.raises(tdserve.SpecMismatchError, match=r"'reward'.*float64"):
         table.extend({**given, "reward": np.zeros(2)})
-    with pytest.raises(tdserve.SpecMismatchError, match="'obs'"):
+    with raises(tdserve.SpecMismatchError, key="obs"):
         table.extend({**given, "obs": np.zeros((2, 3), np.float32)})
     with pytest.raises(tdserve.NotSupportedError, match=r"'obs'.*view"):
         table.extend({**given, "obs": np.zeros((2, 2), "M8[s]")})
@@ -215,7 +216,7 @@ def test_writer_when_it_gets_dicts_then_their_rows_are_stored(table: tdserve.Rep
         for at in range(3):
             buffer[:] = at
             writer.append({"obs": buffer, "next": {"obs": [at, at]}, "action": at, "reward": np.float64(at)})
-        with pytest.raises(tdserve.SpecMismatchError, match="'obs'"):
+        with raises(tdserve.SpecMismatchError, key="obs"):
             writer.append({**ROW, "obs": np.zeros(3, np.float32)})
         writer.end_trajectory()
     assert table[8:11]["obs"].tolist() == [[0, 0], [1, 1], [2, 2]]
@@ -308,7 +309,7 @@ def test_keyed_store_when_like_a_dict_then_dicts_go_in_and_come_out(arrays: tdse
     assert same(store.get("a", select=("n", "b")), {"n": {"b": np.array(5)}})
     assert isinstance(store.get("d", numpy=False), TensorDict)
     assert same(store.get_with_versions("d")[0], store.pop("d"))
-    with pytest.raises(tdserve.SpecMismatchError, match="'w'"):
+    with raises(tdserve.SpecMismatchError, key="w"):
         store.put("e", {"w": np.zeros(3, np.float32), "n": {"b": 1}})
 
 

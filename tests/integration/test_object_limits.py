@@ -10,6 +10,7 @@ from tensordict import NonTensorStack, TensorDict
 
 import tdserve
 from tdserve.base.config import TransportName
+from tests.errors import raises
 from tests.integration.conftest import FreshServer
 from tests.processes import quiet_port, wait_for
 
@@ -111,7 +112,7 @@ def fill(table: tdserve.ReplayHandle | tdserve.QueueHandle, row: TensorDict) -> 
 def test_limit_when_it_makes_no_sense_or_another_store_is_asked_for_then_is_refused(
     client: tdserve.Client, name: str
 ) -> None:
-    with pytest.raises(tdserve.InvalidRequestError, match="max_object_bytes"):
+    with raises(tdserve.InvalidRequestError, argument="max_object_bytes"):
         client.init_remote(rows("a"), name, max_object_bytes=10)
     client.create_queue(name, like=rows("a")[0], max_size=4, max_object_bytes=LIMIT_BYTES)
     client.create_queue(name, like=rows("a")[0], max_size=4, exists_ok=True)

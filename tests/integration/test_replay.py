@@ -14,6 +14,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import tdserve
+from tests.errors import raises
 from tests.processes import wait_for
 from tests.sameness import difference
 from tests.tensordict_strategies import Inner
@@ -187,16 +188,16 @@ def test_replay_when_the_learner_comes_first_then_it_waits_for_the_table(
         waiting = learner.run_later(lambda: learner.replay(name, timeout_s=20.0).sample(2, timeout_s=20.0))
         create(client, name, 10).extend(rows(1, 2))
         assert len(waiting.result(timeout=20.0)) == 2
-        with pytest.raises(tdserve.StoreNotFoundError, match="nowhere"):
+        with raises(tdserve.StoreNotFoundError, name="nowhere"):
             learner.replay("nowhere", timeout_s=0)
-        with pytest.raises(tdserve.DeadlineExceededError, match="nowhere"):
+        with raises(tdserve.DeadlineExceededError, name="nowhere"):
             learner.replay("nowhere", timeout_s=0.05)
 
 
 def test_create_replay_when_it_exists_then_exists_ok_finds_it_with_its_rows(client: tdserve.Client, name: str) -> None:
     create(client, name, 10, min_size=2).extend(rows(1, 2, 3))
     assert len(create(client, name, 10, min_size=2, exists_ok=True)) == 3
-    with pytest.raises(tdserve.StoreExistsError, match=name):
+    with raises(tdserve.StoreExistsError, name=name):
         create(client, name, 10, min_size=2)
     for different in [{"capacity": 11, "min_size": 2}, {"capacity": 10, "min_size": 3}]:
         with pytest.raises(tdserve.StoreExistsError):

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tests.errors import raises
 
 pytestmark = pytest.mark.integration
 
@@ -36,7 +37,7 @@ def test_extend_when_ends_are_fewer_than_rows_then_refused_and_nothing_is_writte
 ) -> None:
     replay = client.create_replay(name, rows(0)[0], 100, sampler=tdserve.Slices(slice_len=2))
     for ends in ([True], [True, False], np.ones(1, np.bool_)):
-        with pytest.raises(tdserve.InvalidRequestError, match="ends"):
+        with raises(tdserve.InvalidRequestError, argument="ends"):
             replay.extend(rows(0, 1, 2, 3), ends=ends)
     assert len(replay) == 0
     replay.extend(rows(0), ends=[True])

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tests.errors import raises
 from tests.integration.forked_clients import ForkedClients
 from tests.integration.programs import NUM_ROWS, row
 from tests.processes import ready_worker, wait_for
@@ -42,7 +43,7 @@ def test_get_when_the_store_was_deleted_or_made_anew_then_never_the_old_content(
     for _ in range(3):
         assert store.get(("nested", "number")).tolist() == [1] * 4
     client.delete(name)
-    with pytest.raises(tdserve.StoreNotFoundError, match=name):
+    with raises(tdserve.StoreNotFoundError, name=name):
         store.get(("nested", "number"))
     client.init_remote(numbers(2), name)
     assert store.get(("nested", "number")).tolist() == [2] * 4

@@ -16,6 +16,7 @@ from tdserve.client.session.store_changes import create_store
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tensordicts import store_filling
 from tdserve.client.tensordicts.store_filling import StoreFilling
+from tests.errors import raises
 from tests.integration.crashing import Crashing
 from tests.processes import wait_for
 
@@ -82,7 +83,7 @@ def test_store_when_rows_are_missing_then_not_shown_and_given_up(
         filling.show()
     with pytest.raises(tdserve.WrongStateError, match="12 rows"):
         filling.write(rows(5, 8), [8])
-    with pytest.raises(tdserve.SpecMismatchError, match="number"):
+    with raises(tdserve.SpecMismatchError, key="number"):
         filling.write({**rows(5, 7), "number": np.zeros((7, 2), np.int64)}, [7])
     filling.give_up()
     filling.give_up()

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import ConnectError, StoreExistsError
+from tests.errors import raises
 from tests.processes import maps_file, wait_for
 from tests.sameness import difference
 from tests.tensordict_strategies import Inner
@@ -152,7 +153,7 @@ def test_delete_when_done_then_the_name_is_free_and_files_are_gone(client: tdser
     client.delete(name)
     assert name not in client
     assert not folder.exists()
-    with pytest.raises(tdserve.StoreNotFoundError, match=name):
+    with raises(tdserve.StoreNotFoundError, name=name):
         store[0]
     other = TensorDict({"y": torch.arange(2)}, [2])
     client.init_remote(other, name)

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tests import chi_square
+from tests.errors import raises
 from tests.integration.fleet import Fleet
 from tests.processes import wait_for
 from tests.sameness import difference
@@ -388,9 +389,9 @@ def test_sample_when_more_than_there_can_be_without_replacement_then_error(
 
 def test_update_priority_when_the_table_has_none_then_refused(client: tdserve.Client, name: str) -> None:
     replay = create(client, name, 8, num_rows=8)
-    with pytest.raises(tdserve.InvalidRequestError, match="priorit"):
+    with raises(tdserve.InvalidRequestError, argument="priority"):
         replay.update_priority([0], 1.0)
-    with pytest.raises(tdserve.InvalidRequestError, match="priorit"):
+    with raises(tdserve.InvalidRequestError, argument="priority"):
         replay.extend(rows(8), priority=1.0)
     assert replay.info()["inserts"] == 8
 

@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tests.errors import raises
 from tests.integration.conftest import FreshServer
 from tests.integration.token_files import TIMEOUT_S, TokenFile
 from tests.processes import wait_for
@@ -265,7 +266,7 @@ def test_server_when_its_file_is_invalid_then_does_not_start(
     path = tmp_path / "tokens"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(tdserve.InvalidRequestError, match="tokens_file"):
+    with raises(tdserve.InvalidRequestError, argument="tokens_file"):
         fresh_server(tokens_file=str(path))
 
 

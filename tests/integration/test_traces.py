@@ -17,6 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 import tdserve
 from tdserve.base.errors import InvalidRequestError
+from tests.errors import raises
 from tests.integration.conftest import FreshServer
 from tests.lent.sitecustomize import DOOR_VARIABLE
 from tests.processes import REPOSITORY, START_TIMEOUT_S, wait_for
@@ -338,7 +339,7 @@ def test_server_when_its_receiver_is_gone_then_serves_and_ends_in_time(fresh_ser
 
 
 def test_server_when_the_endpoint_is_no_url_then_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="trace_endpoint"):
+    with raises(InvalidRequestError, argument="trace_endpoint"):
         tdserve.Server(tmp_path, trace_endpoint="127.0.0.1:4318").start()
 
 

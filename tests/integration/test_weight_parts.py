@@ -13,6 +13,7 @@ from tensordict import NonTensorData, TensorDict
 from torch import nn
 
 import tdserve
+from tests.errors import raises
 from tests.processes import START_TIMEOUT_S
 from tests.sameness import difference
 
@@ -97,7 +98,7 @@ def test_latest_when_a_key_is_missing_then_named_and_the_next_call_works(
 ) -> None:
     client.publish(name, make_weights(1))
     for _ in range(2):
-        with pytest.raises(tdserve.KeyNotFoundError, match="layer9"):
+        with raises(tdserve.KeyNotFoundError, key="layer9"):
             latest(fresh, name, select=["scale", "layer9"])
     for wrong in (3, ["scale", 3]):
         with pytest.raises(tdserve.InvalidRequestError) as caught:

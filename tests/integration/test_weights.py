@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import nn
 
 import tdserve
+from tests.errors import raises
 from tests.integration.forked_clients import ForkedClients
 from tests.processes import maps_file, wait_for
 from tests.sameness import difference
@@ -117,9 +118,9 @@ def test_latest_when_newer_than_is_below_all_or_the_wait_has_no_end_then_any_ver
 
 
 def test_latest_when_there_is_no_store_then_waits_or_raises_store_not_found(client: tdserve.Client, name: str) -> None:
-    with pytest.raises(tdserve.StoreNotFoundError, match=name):
+    with raises(tdserve.StoreNotFoundError, name=name):
         client.latest(name, timeout_s=0)
-    with pytest.raises(tdserve.DeadlineExceededError, match=name):
+    with raises(tdserve.DeadlineExceededError, name=name):
         client.latest(name, timeout_s=0.05)
 
 

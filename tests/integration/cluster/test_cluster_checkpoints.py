@@ -16,6 +16,7 @@ import tdserve
 from tdserve.base.errors import InvalidRequestError, StoreExistsError, StoreNotFoundError, WrongStateError
 from tdserve.cli.main import main
 from tdserve.client.moves.server_checkpoints import list_checkpoints
+from tests.errors import raises
 from tests.integration.cluster.moving import ROW, choose_other, make_rows
 from tests.integration.cluster.names import name_owned_by, next_name
 
@@ -92,7 +93,7 @@ def test_store_when_it_has_moved_since_then_its_name_is_taken(client: tdserve.Cl
     try:
         client.checkpoint(tmp_path / "place")
         client.rebalance(name, choose_other(client, name))
-        with pytest.raises(StoreExistsError, match=name):
+        with raises(StoreExistsError, name=name):
             client.restore(tmp_path / "place", names=[name])
         assert sum(name in client.members.get(server).stores() for server in range(3)) == 1
         assert store["x"].tolist() == CONTENT["x"].tolist()

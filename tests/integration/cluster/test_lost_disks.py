@@ -14,6 +14,7 @@ import pytest
 
 import tdserve
 from tdserve.base.errors import ShardLostError, StoreNotFoundError
+from tests.errors import raises
 from tests.integration.cluster.losing import connecting, fill_each, join_addresses, rows
 from tests.integration.cluster.names import next_name
 from tests.integration.crashing import Crashing
@@ -98,11 +99,11 @@ def test_stores_when_a_call_needs_the_lost_part_then_refused_at_once(crashing: l
         shard = table.placement.servers.index(0)
         with at_once(), pytest.raises(ShardLostError, match=f"server 0 .*{crashing[0].port}"):
             table.extend(rows(1), writer=writers[shard])
-        with at_once(), pytest.raises(ShardLostError, match=keyed_name):
+        with at_once(), raises(ShardLostError, name=keyed_name):
             [keyed[str(number)] for number in range(20)]
         with at_once():
             assert 0 < len(keyed) == len(keyed.keys()) < 20
-        with at_once(), pytest.raises(ShardLostError, match=dataset_name):
+        with at_once(), raises(ShardLostError, name=dataset_name):
             dataset[0:30]
         for name in (table_name, keyed_name, dataset_name):
             client.delete(name)

@@ -21,6 +21,7 @@ from tdserve.base.errors import (
 )
 from tdserve.cli.main import main
 from tdserve.client.session.requests.request_numbers import RequestNumbers
+from tests.errors import raises
 from tests.integration.cluster.moving import ROW, choose_other, make_rows, release_only
 from tests.integration.cluster.names import name_owned_by
 from tests.processes import wait_for
@@ -359,5 +360,5 @@ def test_move_when_the_store_cannot_then_refused_with_the_reason(
     client.adopt(tmp_path / "folder", name)
     with pytest.raises(NotSupportedError, match="folder"):
         client.rebalance(name, choose_other(client, name))
-    with pytest.raises(InvalidRequestError, match="server"):
+    with raises(InvalidRequestError, argument="server"):
         client.rebalance(name, 3)

@@ -12,6 +12,7 @@ import tdserve
 from tdserve.base.errors import ClosedError, DeadlineExceededError, EndOfStreamError, WrongStateError
 from tdserve.client.cluster.tables.sharded_batches import ShardedTaken
 from tdserve.client.tables.draws import query
+from tests.errors import raises
 from tests.integration.cluster.filling import SIZES, fill_unequally, rows
 from tests.integration.rests import at_rest
 
@@ -130,7 +131,7 @@ def test_batches_when_on_a_device_then_tensors_for_a_client_of_arrays_too(addres
             assert next(batches).device == torch.device("cpu")
         with queue.batches(4) as batches:
             assert isinstance(next(batches)["number"], np.ndarray)
-        with pytest.raises(tdserve.InvalidRequestError, match="numpy"):
+        with raises(tdserve.InvalidRequestError, argument="numpy"):
             queue.batches(4, device="cpu", numpy=True)
 
 

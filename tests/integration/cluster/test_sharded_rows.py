@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 import tdserve
 from tdserve.base.errors import InvalidRequestError, SelectionError
+from tests.errors import raises
 from tests.integration.cluster.filling import fill_unequally, pick_one_of_each_shard, rows
 
 pytestmark = pytest.mark.integration
@@ -116,7 +117,7 @@ def test_negative_numbers_when_rows_are_read_then_counted_from_the_last_live_one
             table[beyond]
     writes: list[Callable[[], Any]] = [lambda: table.set_at_("number", 1, [-1]), lambda: table.delete([-1])]
     for write in writes:
-        with pytest.raises(SelectionError, match="-1"):
+        with raises(SelectionError, selection="-1"):
             write()
 
 

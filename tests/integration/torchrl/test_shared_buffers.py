@@ -20,6 +20,7 @@ from torchrl.data import ReplayBuffer, TensorDictPrioritizedReplayBuffer
 from torchrl.data.replay_buffers.samplers import SliceSampler, SliceSamplerWithoutReplacement
 
 from tdserve.torchrl import TDServeStorage
+from tests.errors import raises
 
 pytestmark = pytest.mark.integration
 
@@ -234,9 +235,9 @@ def test_storage_when_misused_then_the_error_names_the_argument(
     monkeypatch.delenv("TDSERVE_ADDRESS", raising=False)
     with pytest.raises(tdserve.InvalidRequestError, match="TDSERVE_ADDRESS"):
         TDServeStorage(10, name=name)
-    with pytest.raises(tdserve.InvalidRequestError, match="min_sise"):
+    with raises(tdserve.InvalidRequestError, argument="min_sise"):
         TDServeStorage(10, address=client, name=name, min_sise=4)
-    with pytest.raises(tdserve.InvalidRequestError, match="missing"):
+    with raises(tdserve.InvalidRequestError, argument="missing"):
         TDServeStorage(10, address=client, name=name, missing="ones")
     storage = TDServeStorage(10, address=client, name=name)
     buffer = ReplayBuffer(storage=storage, batch_size=2)
@@ -269,7 +270,7 @@ def test_key_when_a_buffer_sets_it_then_every_process_reads_it(client: tdserve.C
     assert client[name][:]["obs"].tolist() == [4.0, 5.0, 6.0]
     with pytest.raises(tdserve.InvalidRequestError, match="one dimension"):
         buffer[0, 1] = make_rows(7)
-    with pytest.raises(tdserve.RequestError, match="other"):
+    with raises(tdserve.RequestError, key="other"):
         buffer["other"] = torch.zeros(3)
     assert client[name][:]["obs"].tolist() == [4.0, 5.0, 6.0]
 

@@ -9,6 +9,7 @@ import pytest
 
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, InvalidRequestError
+from tests.errors import raises
 
 
 class _Clock:
@@ -84,7 +85,7 @@ def test_after_when_the_number_is_of_another_type_then_so_many_seconds(timeout_s
 
 def test_after_when_larger_than_any_float_then_never() -> None:
     assert Deadline.after(10**400) == Deadline.never
-    with pytest.raises(InvalidRequestError, match="timeout_s"):
+    with raises(InvalidRequestError, argument="timeout_s"):
         Deadline.after(-(10**400))
 
 

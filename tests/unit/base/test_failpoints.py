@@ -14,6 +14,7 @@ import pytest
 from tdserve.base import failpoints
 from tdserve.base.errors import InvalidRequestError
 from tdserve.base.failpoints import FAILPOINTS, reach
+from tests.errors import raises
 
 PACKAGE = Path(failpoints.__file__).parents[1]
 
@@ -103,5 +104,5 @@ def test_failpoint_when_it_is_in_a_file_then_it_strikes_once_in_all_processes(tm
 
 @pytest.mark.parametrize("setting", ["nothing.known", "commit.recorded:0", "commit.recorded:x", "files.made=EWRONG"])
 def test_setting_when_it_names_no_failpoint_then_it_is_refused(setting: str) -> None:
-    with pytest.raises(InvalidRequestError, match="TDSERVE_FAILPOINT"):
+    with raises(InvalidRequestError, argument="TDSERVE_FAILPOINT"):
         failpoints.arm(setting)

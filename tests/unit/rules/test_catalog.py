@@ -23,6 +23,7 @@ from tdserve.rules.replay.samplers.prioritized import Prioritized
 from tdserve.rules.replay.samplers.sampler import Uniform
 from tdserve.rules.replay.settings import Settings
 from tdserve.store.rows.adopted import is_within
+from tests.errors import raises
 
 
 def _record(name: str = "frames", **changed: Any) -> StoreRecord:
@@ -230,7 +231,7 @@ def test_max_object_bytes_when_asked_for_then_rounded_up_to_whole_pages(asked: i
 
 @pytest.mark.parametrize("asked", [1, (1 << 20) - 1, (1 << 42) + 1, 2**64 - 1])
 def test_max_object_bytes_when_it_makes_no_sense_then_is_refused(asked: int) -> None:
-    with pytest.raises(InvalidRequestError, match="max_object_bytes"):
+    with raises(InvalidRequestError, argument="max_object_bytes"):
         check_max_object_bytes(asked)
 
 

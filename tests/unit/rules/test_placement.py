@@ -18,6 +18,7 @@ from tdserve.rules.placement import (
     name_splits,
     order_servers,
 )
+from tests.errors import raises
 
 NAMES = [f"store-{number}" for number in range(3000)]
 
@@ -40,7 +41,7 @@ def test_owner_when_asked_in_any_process_then_always_the_same() -> None:
 
 @pytest.mark.parametrize("name", ["\ud800", "", "a/b"])
 def test_owner_when_no_store_can_have_the_name_then_refused(name: str) -> None:
-    with pytest.raises(InvalidRequestError, match="store name"):
+    with raises(InvalidRequestError, argument="store name"):
         choose_owner(name, 3)
 
 

@@ -17,6 +17,7 @@ from tdserve.v1 import control_pb2, worker_pb2
 from tdserve.values.value_columns import ValueColumn, encode_block
 from tdserve.worker.entry_orders import MAX_QUICK_BYTES, change_entries, is_small_change, list_entries, send_entries
 from tdserve.worker.small_reads import SmallReads
+from tests.errors import raises
 from tests.unit.worker.peer import INLINE_BYTES, UID, Peer
 
 STORED_SPEC = KeyedSettings().make_stored_spec(bytes(32))
@@ -70,7 +71,7 @@ def test_send_entries_when_one_is_missing_then_refused(peer: Peer, store: worker
     change_entries(lane, putting(store, b"a"))
     for only_checks in (False, True):
         asked = worker_pb2.SendEntries(store=store, keys=[b"a", b"x"], only_checks=only_checks)
-        with pytest.raises(KeyNotFoundError, match="'x'"):
+        with raises(KeyNotFoundError, key="x"):
             send_entries(lane, worker_pb2.Order(send_entries=asked))
     asked = worker_pb2.SendEntries(store=store, keys=[b"a"], only_checks=True)
     assert send_entries(lane, worker_pb2.Order(send_entries=asked)) == worker_pb2.Worked()

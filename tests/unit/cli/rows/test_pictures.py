@@ -17,6 +17,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.cli.rows.first_rows import iter_columns
 from tdserve.cli.rows.head import write_images
 from tdserve.cli.rows.pictures import encode_png, find_pixels
+from tests.errors import raises
 
 
 def read_png(content: bytes) -> Any:
@@ -80,5 +81,5 @@ def test_images_when_rows_have_some_then_a_file_each(tmp_path: Path) -> None:
 
 def test_images_when_the_folder_is_a_file_then_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text(json.dumps({}))
-    with pytest.raises(InvalidRequestError, match="images"):
+    with raises(InvalidRequestError, argument="--images"):
         write_images([], tmp_path / "file")

@@ -12,6 +12,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.client.content.padding import pad_ragged
 from tdserve.structure.building.build import build
 from tdserve.structure.captures.capture import capture
+from tests.errors import raises
 from tests.ragged import CASES, check_same, jagged, strided, turns
 
 
@@ -70,7 +71,7 @@ def test_pad_when_not_asked_for_then_nothing_changes() -> None:
 
 @pytest.mark.parametrize("pad", ["0", {"t": None}, {"r": 0}, {3: 0}])
 def test_pad_when_it_is_no_number_then_invalid_request(pad: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="pad"):
+    with raises(InvalidRequestError, argument="pad"):
         filled(CASES["jagged"], pad)
 
 

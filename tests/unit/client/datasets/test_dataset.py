@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Subset
 import tdserve
 from tdserve.client.datasets.dataset import BLOCK_ROWS
 from tdserve.client.handles.store_client import StoreClient
+from tests.errors import raises
 from tests.sameness import difference
 
 NUM_ROWS = 103
@@ -215,7 +216,7 @@ def test_batches_when_of_a_view_of_rows_that_differ_then_filled_up_as_those_of_a
     for pad in (0, 7, {"a": 9}):
         for mine, its in zip(store.select("a", "b").batches(2, pad=pad), store.batches(2, pad=pad), strict=True):
             assert difference(its, mine) is None
-    with pytest.raises(tdserve.InvalidRequestError, match="pad"):
+    with raises(tdserve.InvalidRequestError, argument="pad"):
         next(store.select("b").batches(2, pad={"a": 9}))
 
 
@@ -243,7 +244,7 @@ def test_batches_when_an_argument_makes_no_sense_then_refused(client: tdserve.Cl
     for arguments in wrong:
         with pytest.raises(tdserve.InvalidRequestError, match=next(iter(arguments))):
             store.batches(2, **arguments)
-    with pytest.raises(tdserve.InvalidRequestError, match="num_rows"):
+    with raises(tdserve.InvalidRequestError, argument="num_rows"):
         store.batches(0)
     with pytest.raises(tdserve.WrongStateError, match="batch dimension"):
         client.memmap(TensorDict({}, []), f"{name}-2").batches(2)

@@ -13,6 +13,7 @@ from tdserve.base.errors import SpecMismatchError
 from tdserve.client.handles.coerce import FittedValue, coerce_value
 from tdserve.structure.captures.capture import capture
 from tdserve.structure.trees.tree import Path
+from tests.errors import raises
 from tests.ragged import jagged, strided, turns
 
 
@@ -130,5 +131,5 @@ def test_choose_when_a_number_is_for_all_rows_then_not_copied_for_each() -> None
 @pytest.mark.parametrize("value", [torch.zeros(4, 4), torch.zeros(4, 3, dtype=torch.int64)])
 def test_check_fits_when_the_leaf_is_another_by_now_then_refused(value: torch.Tensor) -> None:
     now = capture(TensorDict({"d": value.to(torch.float64)}, [4])).spec
-    with pytest.raises(SpecMismatchError, match="'d'"):
+    with raises(SpecMismatchError, key="d"):
         fit(0, ("d",)).check_fits(now, store="s")

@@ -7,6 +7,7 @@ import pytest
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.client.handles.key_paths import check_path, to_path
+from tests.errors import raises
 
 
 @pytest.mark.parametrize(
@@ -30,5 +31,5 @@ def test_as_path_when_it_is_a_key_then_its_parts(index: Any, path: tuple[str, ..
 
 def test_check_path_when_it_is_no_key_then_refused() -> None:
     assert check_path("a") == ("a",)
-    with pytest.raises(InvalidRequestError, match="new_key"):
+    with raises(InvalidRequestError, argument="new_key"):
         check_path(3, argument="new_key")

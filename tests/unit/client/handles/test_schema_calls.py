@@ -15,6 +15,7 @@ from tdserve.base.errors import (
     NotSupportedError,
     SpecMismatchError,
 )
+from tests.errors import raises
 from tests.sameness import difference
 from tests.unit.client.three_rows import local
 
@@ -72,13 +73,13 @@ def test_popitem_when_there_are_entries_then_the_last_one(handle: tdserve.StoreH
 def test_call_when_there_is_no_such_key_then_key_error(
     handle: tdserve.StoreHandle, call: Callable[[Any], object]
 ) -> None:
-    with pytest.raises(KeyNotFoundError, match="q"):
+    with raises(KeyNotFoundError, key="q"):
         call(handle)
 
 
 def test_update_when_in_place_then_no_key_comes(handle: tdserve.StoreHandle) -> None:
     for values in ({"z": torch.ones(3)}, {"a": torch.ones(3, 2), "z": torch.ones(3)}):
-        with pytest.raises(KeyNotFoundError, match="z"):
+        with raises(KeyNotFoundError, key="z"):
             handle.update_(values)
     assert difference(local(), handle.to_tensordict()) is None
 

@@ -36,6 +36,7 @@ from tdserve.structure.captures.capture import capture
 from tdserve.transport import gloo
 from tdserve.transport.proven import close_pairs
 from tdserve.v1 import content_pb2, control_pb2
+from tests.errors import raises
 from tests.processes import wait_for
 
 ROWS = TensorDict({"a": torch.arange(4)}, [4])
@@ -169,7 +170,7 @@ def test_session_when_its_client_opens_another_then_lost(connection: ControlConn
 
 
 def test_session_when_hello_is_refused_then_typed_error(connection: ControlConnection) -> None:
-    with pytest.raises(InvalidRequestError, match="client_id"):
+    with raises(InvalidRequestError, argument="client_id"):
         opened(connection, b"short")
 
 
@@ -189,7 +190,7 @@ def test_request_when_cancelled_then_it_ends_and_the_session_goes_on(
     pending = mailing.send(4_000, read=asked)
     mailing.cancel(4_000)
     assert pending.is_mailed == is_mailed
-    with pytest.raises(TransportError, match="4000"):
+    with raises(TransportError, transfer=4000):
         pending.wait(10.0, "a read")
     assert not mailing.is_lost
 
@@ -232,7 +233,7 @@ def test_local_requests_when_they_wait_and_are_cancelled_then_they_end_and_the_s
     pending = local_session.send(4_000, read=WAITING)
     local_session.cancel(4_000)
     assert not pending.is_mailed
-    with pytest.raises(TransportError, match="4000"):
+    with raises(TransportError, transfer=4000):
         pending.wait(10.0, "a read")
     assert not local_session.is_lost
 

@@ -14,6 +14,7 @@ from tdserve.base.errors import InvalidRequestError, StoreNotFoundError
 from tdserve.client.tables.change_requests import MAX_MESSAGE_ROWS, change, encode_priorities
 from tdserve.messages.row_numbers import decode_rows
 from tdserve.v1 import control_pb2
+from tests.errors import raises
 
 ROWS = TensorDict({"a": torch.arange(4)}, [4])
 SAMPLED = TensorDict({"index": torch.tensor([3, 1]), "generation": torch.tensor([2, 4])}, [2])
@@ -54,7 +55,7 @@ def test_change_when_the_session_was_lost_before_then_done_once(client: tdserve.
 
 
 def test_change_when_there_is_no_table_then_error(client: tdserve.Client, name: str) -> None:
-    with pytest.raises(StoreNotFoundError, match=name):
+    with raises(StoreNotFoundError, name=name):
         change(client, name, Deadline.after(10.0), kind=control_pb2.STORE_KIND_REPLAY, close=True)
 
 

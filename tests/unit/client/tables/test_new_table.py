@@ -11,6 +11,7 @@ from tdserve.base.errors import InvalidRequestError, KeyNotFoundError, NotSuppor
 from tdserve.client.session.store_options import StoreOptions
 from tdserve.client.tables.new_table import create_table
 from tdserve.rules.replay.settings import Settings
+from tests.errors import raises
 
 ROW = TensorDict({"a": torch.zeros(2)}, [])
 NEW, ANY = StoreOptions(False, None, None), StoreOptions(True, None, None)
@@ -46,6 +47,6 @@ def test_create_table_when_a_leaf_cannot_be_of_rows_then_refused_and_nothing_is_
     with pytest.raises(InvalidRequestError, match="like: None is not a tensordict"):
         create_table(client, name, None, 5, Settings(), NEW, None)
     by_step = Settings(sampler=tdserve.Slices(4, trajectory_key="episode"))
-    with pytest.raises(KeyNotFoundError, match="episode"):
+    with raises(KeyNotFoundError, key="episode"):
         create_table(client, name, ROW, 5, by_step, NEW, None)
     assert name not in client

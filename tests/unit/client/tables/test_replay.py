@@ -10,6 +10,7 @@ from tensordict import TensorDict
 import tdserve
 from tdserve.base.errors import InvalidRequestError, SelectionError, SpecMismatchError
 from tdserve.client.tables import change_requests
+from tests.errors import raises
 from tests.processes import wait_for
 
 
@@ -96,13 +97,13 @@ def test_batches_when_none_is_ever_fresh_enough_then_the_wait_ends_all_the_same(
 
 @pytest.mark.parametrize("drop", [0, 0.0, -1, True, "soon", float("nan")])
 def test_batches_when_drop_is_no_number_of_seconds_then_refused(replay: tdserve.ReplayHandle, drop: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="drop"):
+    with raises(InvalidRequestError, argument="drop"):
         replay.batches(2, drop=drop)
 
 
 def test_sample_when_the_device_is_none_then_refused_before_anything_is_drawn(replay: tdserve.ReplayHandle) -> None:
     before = replay.info()["samples"]
-    with pytest.raises(InvalidRequestError, match="device"):
+    with raises(InvalidRequestError, argument="device"):
         replay.sample(2, device="nonsense")
     assert replay.info()["samples"] == before
 

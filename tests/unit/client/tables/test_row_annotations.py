@@ -10,6 +10,7 @@ from tdserve.base.errors import InvalidRequestError
 from tdserve.client.tables.row_annotations import RowAnnotations
 from tdserve.rules.replay.settings import Settings
 from tdserve.v1 import control_pb2
+from tests.errors import raises
 
 POLICY = Settings(policy="p")
 
@@ -67,5 +68,5 @@ def test_add_to_when_ends_are_no_flags_then_refused() -> None:
     RowAnnotations(priority=[1.0, 2.0], ends=torch.tensor([False, True])).add_to(request, POLICY)
     assert (request.ends.data, len(request.priorities.data)) == (b"\0\1", 16)
     for ends in (torch.tensor([0, 1]), torch.tensor([True] * 3)):
-        with pytest.raises(InvalidRequestError, match="ends"):
+        with raises(InvalidRequestError, argument="ends"):
             RowAnnotations(ends=ends).add_to(request, POLICY)

@@ -7,6 +7,7 @@ from tensordict import TensorDict
 from tdserve.base.errors import InvalidRequestError
 from tdserve.client.tables.table_policy import check_policy_version, find_oldest_version, parse_max_lag
 from tdserve.rules.replay.settings import Settings
+from tests.errors import raises
 
 POLICY = Settings(policy="p")
 
@@ -15,7 +16,7 @@ def test_parse_max_lag_when_it_is_not_possible_then_refused() -> None:
     assert [parse_max_lag(lag, POLICY, "r") for lag in (None, 0, 7)] == [None, 0, 7]
     assert parse_max_lag(None, Settings(), "r") is None
     for lag in (-1, True, 1.0):
-        with pytest.raises(InvalidRequestError, match="max_lag"):
+        with raises(InvalidRequestError, argument="max_lag"):
             parse_max_lag(lag, POLICY, "r")
     with pytest.raises(InvalidRequestError, match="without a policy"):
         parse_max_lag(1, Settings(), "r")

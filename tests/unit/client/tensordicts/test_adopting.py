@@ -10,6 +10,7 @@ import tdserve
 from tdserve.base.deadline import Deadline
 from tdserve.base.errors import InvalidRequestError, NotSupportedError
 from tdserve.client.tensordicts.new_tensordict import adopt_folder
+from tests.errors import raises
 
 
 @pytest.fixture
@@ -47,5 +48,5 @@ def test_adopt_when_the_client_sees_another_root_then_refused(
 
 
 def test_adopt_when_the_name_cannot_be_then_nothing_is_asked(client: tdserve.Client, folder: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="store name"):
+    with raises(InvalidRequestError, argument="store name"):
         adopt(client, folder, "a/b")

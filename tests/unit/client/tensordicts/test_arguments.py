@@ -21,6 +21,7 @@ from tdserve.client.tensordicts.memmap_arguments import (
     split_name,
 )
 from tdserve.structure.captures.capture import capture
+from tests.errors import raises
 
 TD = TensorDict({"x": torch.zeros(2), "n": {"x": torch.zeros(2), "t": "text"}}, [2])
 SPEC = capture(TD).spec
@@ -70,13 +71,13 @@ def test_sizes_when_natural_numbers_then_a_tuple(batch_size: Any, sizes: tuple[i
 
 @pytest.mark.parametrize("batch_size", [-1, 2.0, True, "3", None, [3, -1], [[3]]], ids=repr)
 def test_sizes_when_one_is_no_natural_number_then_refused(batch_size: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="batch_size"):
+    with raises(InvalidRequestError, argument="batch_size"):
         check_sizes(batch_size)
 
 
 @pytest.mark.parametrize("subpath", [(), 3, ("a", 3), ["a"], ((),)])
 def test_subpath_when_it_names_nothing_then_refused(subpath: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="subpath"):
+    with raises(InvalidRequestError, argument="subpath"):
         check_subpath(subpath)
 
 
@@ -99,7 +100,7 @@ def test_part_when_a_tensor_or_nothing_then_a_value_error_that_names_it(
 
 @pytest.mark.parametrize(("mode", "device"), [("w", None), ("", None), ("r+", "cuda"), (1, None)])
 def test_mode_when_none_or_contradicted_then_refused(mode: Any, device: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="mode"):
+    with raises(InvalidRequestError, argument="mode"):
         check_mode(mode, device)
 
 

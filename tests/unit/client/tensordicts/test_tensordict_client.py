@@ -10,6 +10,7 @@ from tensordict import TensorClass, TensorDict, lazy_stack
 
 import tdserve
 from tdserve.base.errors import InvalidRequestError, NotSupportedError, StoreExistsError, WrongStateError
+from tests.errors import raises
 from tests.sameness import difference
 
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"t": "text"}}, [3])
@@ -24,7 +25,7 @@ def test_memmap_like_when_made_then_zeros_with_more_rows(client: tdserve.Client,
 
 @pytest.mark.parametrize("batch_size", [(-1,), (2.0,), (True,)])
 def test_memmap_like_when_a_size_is_none_then_refused(client: tdserve.Client, name: str, batch_size: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="batch_size"):
+    with raises(InvalidRequestError, argument="batch_size"):
         client.memmap_like(TD, name, batch_size=batch_size)
 
 

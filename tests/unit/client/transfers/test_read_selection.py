@@ -14,6 +14,7 @@ from tdserve.base.errors import DeadlineExceededError, StoreNotFoundError, TDSer
 from tdserve.client.transfers.read_selection import read_selection
 from tdserve.messages.selection.selection import Selection, encode
 from tdserve.structure.captures.capture import capture
+from tests.errors import raises
 from tests.processes import wait_for
 
 TD = TensorDict({"a": torch.arange(6.0).view(3, 2), "b": torch.arange(3), "t": "text"}, [3])
@@ -82,7 +83,7 @@ def test_read_when_the_store_was_replaced_then_the_new_one_or_an_error_with_its_
     remote_client[name]["c"] = torch.ones(1_000)  # known to another handle only
     assert (old[:300].exclude("c") == td[:300]).all()
     remote_client.delete(name)
-    with pytest.raises(StoreNotFoundError, match=name):
+    with raises(StoreNotFoundError, name=name):
         old[:300]
     remote_client.create_replay(name, like=td[0], capacity=10)
     with pytest.raises(TDServeError, match=name):

@@ -14,6 +14,7 @@ from tdserve.base.errors import (
     StoreNotFoundError,
     WrongStateError,
 )
+from tests.errors import raises
 
 NUM_FLOATS = {"inline": 5, "channel": 40_000}
 
@@ -126,16 +127,16 @@ def test_calls_when_the_dtype_is_none_of_floating_point_numbers_then_refused(
     client: tdserve.Client, dtype: Any
 ) -> None:
     for call in (client.latest, client.subscribe):
-        with pytest.raises(InvalidRequestError, match="dtype"):
+        with raises(InvalidRequestError, argument="dtype"):
             call("w", dtype=dtype)
-    with pytest.raises(InvalidRequestError, match="dtype"):
+    with raises(InvalidRequestError, argument="dtype"):
         client.publish("w", weights(1), dtype=dtype)
     assert "w" not in client
 
 
 @pytest.mark.parametrize("fanout", [-1, 1 << 32])
 def test_publish_when_the_fanout_is_no_count_then_refused(client: tdserve.Client, name: str, fanout: int) -> None:
-    with pytest.raises(InvalidRequestError, match="fanout"):
+    with raises(InvalidRequestError, argument="fanout"):
         client.publish(name, weights(1), fanout=fanout)
 
 
@@ -173,9 +174,9 @@ def test_latest_when_the_module_does_not_fit_then_error_names_the_parameter_and_
     client.publish(name, torch.nn.Sequential(torch.nn.Linear(3, 2)))
     module: Any = torch.nn.Sequential(torch.nn.Linear(4, 2))
     before = module[0].bias.clone()
-    with pytest.raises(SpecMismatchError, match=r"0\.weight"):
+    with raises(SpecMismatchError, key="0.weight"):
         client.latest(name, into=module)
     assert torch.equal(module[0].bias, before)
     for wrong in ({"out": weights(1), "into": module}, {"into": weights(1)}):
-        with pytest.raises(InvalidRequestError, match="into"):
+        with raises(InvalidRequestError, argument="into"):
             client.latest(name, **wrong)

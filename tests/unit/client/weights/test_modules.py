@@ -10,6 +10,7 @@ from tdserve.client.content.read_content import Content
 from tdserve.client.weights.module_destination import ModuleDestination
 from tdserve.messages.content import read_layout
 from tdserve.structure.captures.capture import capture
+from tests.errors import raises
 
 
 def policy(width: int = 4) -> nn.Module:
@@ -122,7 +123,7 @@ def test_destination_when_a_buffer_is_on_the_meta_device_then_error_has_its_name
 
 def test_check_when_there_are_values_too_then_error() -> None:
     spec = capture(TensorDict({**TensorDict.from_module(nn.Linear(2, 2)).data, "note": "text"}, [])).spec
-    with pytest.raises(SpecMismatchError, match="note"):
+    with raises(SpecMismatchError, key="note"):
         ModuleDestination(nn.Linear(2, 2), store="w").check(spec)
 
 
@@ -165,7 +166,7 @@ def test_check_when_a_known_module_fits_no_more_then_error_and_when_it_fits_agai
     fill_with(source, target)
     replaced = target[7].weight
     target[7].weight = nn.Parameter(torch.ones(3, 4))
-    with pytest.raises(SpecMismatchError, match=r"7\.weight"):
+    with raises(SpecMismatchError, key="7.weight"):
         fill_with(source, target)
     target[7].weight = replaced
     target[3].weight.data = target[3].weight.data.half()  # the same parameter, elsewhere and of another dtype

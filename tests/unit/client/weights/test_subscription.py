@@ -14,6 +14,7 @@ from tdserve.base.deadline import Deadline
 from tdserve.base.errors import DeadlineExceededError, InvalidRequestError
 from tdserve.client.weights.pulls import Weights
 from tdserve.client.weights.subscription import Subscription
+from tests.errors import raises
 from tests.processes import wait_for
 
 TIMEOUT_S = 20.0
@@ -130,7 +131,7 @@ def test_subscription_when_closed_while_another_thread_waits_then_the_iteration_
 def test_subscription_when_it_would_be_of_nothing_then_refused_at_once(client: tdserve.Client) -> None:
     with pytest.raises(InvalidRequestError):
         client.subscribe("not/a name")
-    with pytest.raises(InvalidRequestError, match="into"):
+    with raises(InvalidRequestError, argument="into"):
         client.subscribe("w", out=TensorDict({}, []), into=torch.nn.Linear(1, 1))
 
 

@@ -16,6 +16,7 @@ from tdserve.client.weights.local_versions import map_version
 from tdserve.structure.trees import codec
 from tdserve.structure.trees.tree import Spec
 from tdserve.v1 import control_pb2
+from tests.errors import raises
 
 
 def test_latest_when_into_a_module_then_filled_in_place(client: tdserve.Client, name: str) -> None:
@@ -44,7 +45,7 @@ def test_latest_when_one_leaf_is_changed_in_place_then_backward_through_another_
 def test_latest_when_out_does_not_fit_then_refused_and_unchanged(client: tdserve.Client, name: str) -> None:
     client.publish(name, TensorDict({"w": torch.ones(3)}, []))
     out = TensorDict({"w": torch.zeros(4)}, [])
-    with pytest.raises(SpecMismatchError, match=name):
+    with raises(SpecMismatchError, store=name):
         client.latest(name, out=out)
     assert not out["w"].any()
 
@@ -119,7 +120,7 @@ def test_publish_when_the_structure_changes_then_readers_get_the_new_one(client:
 
 def test_latest_when_there_is_none_in_time_then_deadline(client: tdserve.Client, name: str) -> None:
     assert client.latest(name, newer_than=0, timeout_s=0) is None
-    with pytest.raises(DeadlineExceededError, match=name):
+    with raises(DeadlineExceededError, name=name):
         client.latest(name, timeout_s=0.05)
 
 

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 
 import tdserve
+from tests.errors import raises
 from tests.processes import wait_for
 
 TIMEOUT_S = 20.0
@@ -56,9 +57,9 @@ def test_wait_newer_when_it_waits_then_the_next_version_wakes_it(client: tdserve
 
 def test_wait_newer_when_nothing_is_newer_then_none_at_once_or_deadline(client: tdserve.Client, name: str) -> None:
     assert client.wait_newer(name, newer_than=0, timeout_s=0) is None
-    with pytest.raises(tdserve.StoreNotFoundError, match=name):
+    with raises(tdserve.StoreNotFoundError, name=name):
         client.wait_newer(name, timeout_s=0)
-    with pytest.raises(tdserve.DeadlineExceededError, match=name):
+    with raises(tdserve.DeadlineExceededError, name=name):
         client.wait_newer(name, timeout_s=0.05)
     publish(client, name)
     assert client.wait_newer(name, newer_than=1, timeout_s=0) is None
@@ -73,5 +74,5 @@ def test_wait_newer_when_the_store_holds_no_weights_then_wrong_state(client: tds
 
 
 def test_wait_newer_when_the_number_is_no_version_then_invalid_request(client: tdserve.Client, name: str) -> None:
-    with pytest.raises(tdserve.InvalidRequestError, match="newer_than"):
+    with raises(tdserve.InvalidRequestError, argument="newer_than"):
         client.wait_newer(name, newer_than="1")  # type: ignore[arg-type]

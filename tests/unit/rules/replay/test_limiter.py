@@ -8,6 +8,7 @@ import pytest
 
 from tdserve.base.errors import InvalidRequestError
 from tdserve.rules.replay.limiter import Limiter, LimiterCounts, MinSize, Queue, SampleToInsertRatio, choose_limiter
+from tests.errors import raises
 
 
 def _counts(num_rows: int, inserts: int | None = None, samples: int = 0, *, reserved: int = 0) -> LimiterCounts:
@@ -265,7 +266,7 @@ def test_choose_limiter_when_both_are_given_then_they_agree() -> None:
     for limiter in (ratio, MinSize(3), Queue(10)):
         with pytest.raises(InvalidRequestError, match=f"invalid min_size: 20, while {type(limiter).__name__}"):
             choose_limiter(limiter, 20)
-    with pytest.raises(InvalidRequestError, match="min_size"):
+    with raises(InvalidRequestError, argument="min_size"):
         choose_limiter(ratio, 0)
 
 

@@ -31,6 +31,7 @@ from tdserve.store.database.catalog_db import Transaction
 from tdserve.structure.captures.capture import capture
 from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2
+from tests.errors import raises
 from tests.unit.server.world import Loop, World
 
 SPEC = codec.encode(capture(TensorDict({"a": torch.zeros(4, 2)}, [4])).spec)
@@ -92,7 +93,7 @@ def test_create_when_it_exists_then_returned_only_with_exists_ok(world: World, r
     assert not run(world.creation.create(make_request(exists_ok=True))).created
     with pytest.raises(StoreExistsError):
         run(world.creation.create(make_request()))
-    with pytest.raises(StoreExistsError, match="'x'"):
+    with raises(StoreExistsError, name="x"):
         run(world.creation.create(make_request(exists_ok=True, kind=REPLAY, capacity=3)))
 
 

@@ -9,6 +9,7 @@ from tdserve.base.errors import DeadlineExceededError, InvalidRequestError, NotS
 from tdserve.server.dispatch.groups import Groups
 from tdserve.server.sessions.client_session import ClientSession
 from tdserve.v1 import control_pb2
+from tests.errors import raises
 from tests.unit.server.world import Loop, World, outbox
 
 
@@ -62,7 +63,7 @@ def test_join_when_refused_then_earlier_requests_still_wait(run: Loop, world: Wo
         await asyncio.sleep(0)
         with pytest.raises(InvalidRequestError, match="rank 1 of group 'g' is taken"):
             await groups.join(second, 5, ask(rank=1))
-        with pytest.raises(InvalidRequestError, match="backend"):
+        with raises(InvalidRequestError, argument="backend"):
             await groups.join(second, 5, control_pb2.JoinGroup(name="g", world_size=2, backend="mpi"))
         assert not waiting.done()
         await asyncio.gather(waiting, groups.join(third, 5, ask()))
@@ -81,7 +82,7 @@ def test_join_when_a_member_claims_what_cannot_have_been_then_it_alone_is_refuse
     async def play() -> None:
         waiting = asyncio.ensure_future(groups.join(first, 5, ask()))
         await asyncio.sleep(0)
-        with pytest.raises(InvalidRequestError, match=field):
+        with raises(InvalidRequestError, argument=field):
             await groups.join(second, 5, claiming)
         assert not waiting.done()
         await asyncio.gather(waiting, groups.join(world.session(3), 5, ask()))

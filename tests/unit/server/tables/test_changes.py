@@ -23,6 +23,7 @@ from tdserve.server.dispatch.requests import Requests
 from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.server.recovery.departure_records import save_departure
 from tdserve.v1 import control_pb2
+from tests.errors import raises
 from tests.unit.server.replaying import create, extend, extending, numbers, rows, sample
 from tests.unit.server.world import Loop, World, outbox, turns_during
 
@@ -121,7 +122,7 @@ def test_delete_when_rows_have_generations_then_only_those_that_still_have_them(
         done = change(world, run, request, delete=named, delete_generations=generations)
         assert done.num_rows == num_rows
         assert store.get_table().state.list_live_rows().tolist() == [0, 2, 4, 5, 6, 7]
-    with pytest.raises(InvalidRequestError, match="generation"):
+    with raises(InvalidRequestError, argument="generation"):
         change(world, run, 5, delete=control_pb2.Rows(data=numbers(0, 2, 4)), delete_generations=generations)
 
 
@@ -298,7 +299,7 @@ def test_sampler_when_a_parameter_changes_then_it_rules_also_after_a_restart(
         settings = world.stores.get("r").get_table().settings
         assert settings == Settings(sampler=Prioritized(beta=0.9))  # the limiter is not asked for
         world.reopen()
-    with pytest.raises(InvalidRequestError, match="alpha"):
+    with raises(InvalidRequestError, argument="alpha"):
         change(world, run, 4, sampler=Settings(sampler=Prioritized(alpha=0.1)).to_json())
     assert world.stores.get("r").get_table().settings.sampler == Prioritized(beta=0.9)
 

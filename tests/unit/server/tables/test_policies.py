@@ -29,6 +29,7 @@ from tdserve.server.tables.policy_versions import ExtendPolicyVersions, adopt_re
 from tdserve.structure.captures.capture import capture
 from tdserve.structure.trees import codec
 from tdserve.v1 import control_pb2
+from tests.errors import raises
 from tests.unit.server.replaying import create, extend, extending, in_line, rows, sample, sampling
 from tests.unit.server.world import Loop, World, content_of
 
@@ -105,7 +106,7 @@ def test_extend_when_versions_are_given_then_checked_and_kept(world: World, run:
     extend(world, run, made, rows(6, 1), request=3)
     assert made.get_table().columns.get_array("policy_version", np.int64)[:7].tolist() == [2, 0, 1, 1, 1, 1, 2]
     for bad in (versions(3), versions(-1), versions(1, 1), control_pb2.RowColumn(data=b"\0\0")):
-        with pytest.raises(InvalidRequestError, match="policy_version"):
+        with raises(InvalidRequestError, argument="policy_version"):
             extend(world, run, made, rows(7, 1), request=4, policy_versions=bad)
     assert len(made.get_table()) == 7
     assert made.get_table().ring.num_reserved == 0
@@ -297,5 +298,5 @@ def test_news_when_this_server_has_the_policy_then_ignored(world: World, run: Lo
 
 @pytest.mark.parametrize("asked", [news("a", 1 << 40), news("a" * 300, 1), news("a", 1, math.nan)])
 def test_news_when_impossible_then_refused(world: World, made: OpenedStore, asked: control_pb2.ExtendRequest) -> None:
-    with pytest.raises(InvalidRequestError, match="policy_news"):
+    with raises(InvalidRequestError, argument="policy_news"):
         adopt_reported_policy(world.stores, made, asked)

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import pytest
-
 from tdserve.base.errors import SpecMismatchError
 from tdserve.messages.content import make_rows_layout
 from tdserve.messages.selection.selection import parse
 from tdserve.v1 import control_pb2
+from tests.errors import raises
 from tests.unit.server.replaying import create, extend, rows
 from tests.unit.server.world import Loop, World, columns_of
 
@@ -22,5 +21,5 @@ def test_read_when_rows_are_named_then_these_and_not_counted_as_sampled(world: W
 
 def test_read_when_of_another_structure_then_refused(world: World, run: Loop) -> None:
     create(world, run)
-    with pytest.raises(SpecMismatchError, match="'r'"):
+    with raises(SpecMismatchError, store="r"):
         run(world.row_reads.read(world.session(), 1, control_pb2.ReadRequest(store="r", fingerprint=b"older")))

@@ -16,6 +16,7 @@ from tdserve.server.open_store.opened_store import OpenedStore
 from tdserve.store.rows.generations import sum_generations
 from tdserve.structure.trees import codec
 from tdserve.v1 import content_pb2, control_pb2
+from tests.errors import raises
 from tests.unit.server.local_peer import LocalPeer
 from tests.unit.server.world import Loop, World, columns_of, content_of
 
@@ -58,7 +59,7 @@ def test_read_when_a_selection_is_asked_for_then_its_content_comes_and_the_spec_
 
 
 def test_read_when_the_key_is_unknown_then_refused(world: World, run: Loop, store: OpenedStore) -> None:
-    with pytest.raises(KeyNotFoundError, match="'q'"):
+    with raises(KeyNotFoundError, key="q"):
         read(world, run, store, reading((), "q"))
 
 

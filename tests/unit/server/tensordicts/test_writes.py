@@ -31,6 +31,7 @@ from tdserve.server.sessions.long_list_file import LongListFile, place_lists
 from tdserve.store.exchange.spools import SpoolWriter
 from tdserve.structure.captures.capture import capture
 from tdserve.v1 import content_pb2, control_pb2, worker_pb2
+from tests.errors import raises
 from tests.unit.server.world import Loop, World, columns_of, content_of, new_store
 
 TD = TensorDict({"a": torch.zeros(4, dtype=torch.int64), "b": {"c": torch.zeros(4, 2)}}, [4])
@@ -86,7 +87,7 @@ def test_write_when_of_another_structure_then_refused_and_nothing_changed(
     world: World, run: Loop, store: OpenedStore
 ) -> None:
     asked = control_pb2.WriteRequest(store="x", content=content_of(TD[:2]))
-    with pytest.raises(SpecMismatchError, match="'x'"):
+    with raises(SpecMismatchError, store="x"):
         run(world.writes.write(world.session(), 1, asked))
     assert store.content_version == 0
     assert world.db.scan("pending") == []

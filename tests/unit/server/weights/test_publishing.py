@@ -26,6 +26,7 @@ from tdserve.structure.trees import codec
 from tdserve.structure.trees.dtypes import WIRE
 from tdserve.structure.trees.version_subset import convert_floats, encode_numbers, select_leaves
 from tdserve.v1 import control_pb2, worker_pb2
+from tests.errors import raises
 from tests.unit.server.weights.publishes import SPEC, check_nothing_left, files, latest, make_request, publish
 from tests.unit.server.world import Loop, World, columns_of, outbox
 
@@ -106,7 +107,7 @@ def test_publish_when_its_metadata_are_too_long_then_refused_and_the_version_bef
     world: World, run: Loop
 ) -> None:
     publish(world, run, 1, metadata=bytes(MAX_METADATA_BYTES))
-    with pytest.raises(InvalidRequestError, match="metadata"):
+    with raises(InvalidRequestError, argument="metadata"):
         publish(world, run, 2, metadata=bytes(MAX_METADATA_BYTES + 1))
     assert latest(world, run).accepted.version == 1
 
@@ -172,7 +173,7 @@ def test_latest_when_a_dtype_or_some_leaves_are_wanted_then_only_that_is_sent(wo
     known: dict[str, Any] = {"version": 1, "fingerprint": SPEC.fingerprint}
     done = latest(world, run, leaves=encode_numbers([names.index(("b",))]), **known)
     assert set(columns_of(read_layout(some, is_packed=True), done.inline)) == {"b", "status"}
-    with pytest.raises(InvalidRequestError, match="dtype"):
+    with raises(InvalidRequestError, argument="dtype"):
         latest(world, run, dtype=WIRE["int8"])
     with pytest.raises(RemoteProtocolError, match="2 leaves"):
         latest(world, run, leaves=encode_numbers([2]), **known)

@@ -17,6 +17,7 @@ from tdserve.store.roots.moved_files import (
     sync_files,
     write_blocks,
 )
+from tests.errors import raises
 
 
 def test_files_when_read_in_blocks_and_written_then_the_same(tmp_path: Path) -> None:
@@ -109,14 +110,14 @@ def test_path_when_it_leads_elsewhere_then_refused(tmp_path: Path, path: bytes) 
 def test_path_when_it_is_none_of_a_file_then_refused(tmp_path: Path, path: bytes) -> None:
     files = {b"a": 4, b"folder/c": 4}
     set_files(tmp_path, files)
-    with pytest.raises(InvalidRequestError, match="path"):
+    with raises(InvalidRequestError, argument="path"):
         write_blocks(tmp_path, [Block(path, 0, 1, content=b"x")])
     if path != b"b":
-        with pytest.raises(InvalidRequestError, match="path"):
+        with raises(InvalidRequestError, argument="path"):
             set_files(tmp_path, {**files, path: 1})
         assert list_files(tmp_path) == files
     if path in (b"a/b", b"folder"):
-        with pytest.raises(InvalidRequestError, match="path"):
+        with raises(InvalidRequestError, argument="path"):
             read_blocks(tmp_path, [Block(path, 0, 1)], max_bytes=1)
 
 

@@ -17,6 +17,7 @@ from tdserve.store.rows.adopted import FILE_NAME, Adopted, check_adopted, is_wit
 from tdserve.store.rows.mapping import open_leaves
 from tdserve.structure.captures.capture import capture
 from tdserve.structure.trees.tree import Spec
+from tests.errors import raises
 
 
 def example() -> TensorDict:
@@ -176,5 +177,5 @@ def test_real_path_when_of_a_symlink_then_where_it_leads_and_never_relative(tmp_
     (tmp_path / "link").symlink_to(tmp_path / "f")
     assert resolve_path(str(tmp_path / "link/../link")) == os.path.realpath(tmp_path / "f")
     for path in ("f", "", "/a\0b", "/\udcff"):
-        with pytest.raises(InvalidRequestError, match="path"):
+        with raises(InvalidRequestError, argument="path"):
             resolve_path(path)

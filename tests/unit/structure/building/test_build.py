@@ -16,6 +16,7 @@ from tdserve.structure.tensors.torch_types import TO_TORCH
 from tdserve.structure.trees import codec
 from tdserve.structure.trees.tree import Node, Spec, TensorLeaf
 from tdserve.v1 import spec_pb2
+from tests.errors import raises
 from tests.sameness import difference
 from tests.tensordict_strategies import ODD, RESERVED, Inner, Outer, tensordicts
 from tests.tensordict_versions import skip_old
@@ -236,7 +237,7 @@ def test_fill_when_target_does_not_fit_then_writes_nothing() -> None:
 
 def test_fill_when_a_tensor_contradicts_the_spec_then_writes_nothing() -> None:
     target, captured = example().zero_(), capture(example())
-    with pytest.raises(SpecMismatchError, match="'n', 'b'"):
+    with raises(SpecMismatchError, key="('n', 'b')"):
         fill(target, captured.spec, {**captured.tensors, ("n", "b"): torch.zeros(1)}, captured.values)
     assert target["a"].tolist() == [0, 0, 0]
 

@@ -20,6 +20,7 @@ from tdserve.structure.captures.declaring import (
 )
 from tdserve.structure.trees.nodes import Form, Node, Ragged, ValueLeaf
 from tdserve.structure.trees.tree import Spec
+from tests.errors import raises
 from tests.ragged import jagged, split_turns, strided, turns
 
 ROW = TensorDict({"t": torch.zeros(4, dtype=torch.int64), "n": {"x": torch.zeros(2, 3)}, "s": "text"})
@@ -72,12 +73,12 @@ def test_declare_ragged_when_a_part_is_named_or_a_stack_then_packed(history: Any
     "ragged", [{"t": 1}, {"t": ()}, {"t": "0"}, {"t": True}, ["s"], ["n"], [3], {("n", "x"): (0, 5)}]
 )
 def test_declare_ragged_when_it_does_not_fit_then_invalid_request(ragged: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="ragged"):
+    with raises(InvalidRequestError, argument="ragged"):
         declare(ROW, ragged)
 
 
 def test_declare_ragged_when_key_is_unknown_then_names_it() -> None:
-    with pytest.raises(KeyNotFoundError, match="nothing"):
+    with raises(KeyNotFoundError, key="nothing"):
         declare(ROW, ["nothing"])
 
 

@@ -13,6 +13,7 @@ from tdserve.structure.captures.capture import capture
 from tdserve.structure.captures.captured import Captured
 from tdserve.structure.captures.declaring import declare_ragged
 from tdserve.structure.captures.rows import RowReader, RowSlots, copy_leaves
+from tests.errors import raises
 from tests.ragged import turns
 from tests.tensordict_strategies import tensordicts
 
@@ -121,7 +122,7 @@ def test_read_when_tensorclass_is_another_then_error() -> None:
     subject.read(Step(x=torch.tensor(0), batch_size=[]))
     with pytest.raises(SpecMismatchError):
         subject.read(TensorDict({"x": torch.tensor(0)}))
-    with pytest.raises(SpecMismatchError, match="note"):
+    with raises(SpecMismatchError, key="note"):
         subject.read(Step(x=torch.tensor(0), note="more", batch_size=[]))
 
 

@@ -15,6 +15,7 @@ from tdserve.base.errors import (
 from tdserve.structure.captures.capture import capture
 from tdserve.structure.trees.altering import Alteration, Renaming
 from tdserve.structure.trees.tree import Path, Spec
+from tests.errors import raises
 
 TD = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3, 2), "t": "text"}}, [3], names=["row"])
 
@@ -65,7 +66,7 @@ def test_apply_when_a_key_is_there_already_then_refused_unless_it_is_replaced() 
 
 @pytest.mark.parametrize("path", [(), ("x",), ("n", "z")], ids=str)
 def test_add_when_what_it_replaces_is_not_added_then_refused(path: tuple[str, ...]) -> None:
-    with pytest.raises(InvalidRequestError, match="replaces"):
+    with raises(InvalidRequestError, argument="replaces"):
         Alteration(added=spec_of(fresh=torch.zeros(3)), replaces=frozenset([path])).apply(capture(TD).spec)
 
 
@@ -105,7 +106,7 @@ def test_apply_when_two_keys_change_places_then_each_is_from_the_other() -> None
 def test_apply_when_the_new_key_exists_then_replaced_or_if_safe_refused() -> None:
     altered = Alteration(renamed=(Renaming(("a",), ("n",)),)).apply(capture(TD).spec)
     assert altered.origins == {("n",): ("a",)}
-    with pytest.raises(KeyExistsError, match="'n'"):
+    with raises(KeyExistsError, key="n"):
         Alteration(renamed=(Renaming(("a",), ("n",), is_safe=True),)).apply(capture(TD).spec)
     same = Alteration(renamed=(Renaming(("a",), ("a",), is_safe=True),)).apply(capture(TD).spec)
     assert same.spec == capture(TD).spec

@@ -21,6 +21,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.session.catalog.catalog_client import CatalogClient
 from tdserve.v1 import control_pb2
+from tests.errors import raises
 
 TD = TensorDict({"b": torch.zeros(4), "a": {"c": torch.zeros(4, 2)}}, [4])
 
@@ -53,17 +54,17 @@ def test_keys_when_asked_then_as_the_tensordict_has_them(
 
 @pytest.mark.parametrize("token", [b"secret", 5, "secret\n", "sécret"], ids=ascii)
 def test_client_when_the_token_cannot_be_sent_then_refused_without_showing_it(token: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="token") as raised:
+    with raises(InvalidRequestError, argument="token") as raised:
         CatalogClient("127.0.0.1:1", token=token)
     assert "cret" not in str(raised.value)
 
 
 def test_describe_when_it_is_not_there_then_by_the_way_of_asking(client: tdserve.Client, name: str) -> None:
-    with pytest.raises(StoreNotFoundError, match=name):
+    with raises(StoreNotFoundError, name=name):
         client.describe(name)
-    with pytest.raises(DeadlineExceededError, match=name):
+    with raises(DeadlineExceededError, name=name):
         client.describe(name, timeout_s=0.05)
-    with pytest.raises(DeadlineExceededError, match=name):
+    with raises(DeadlineExceededError, name=name):
         client.describe(name, timeout_s=1e-6)  # which the first look takes
 
 

@@ -21,6 +21,7 @@ from tdserve.base.errors import (
 )
 from tdserve.client.tables.draws import query, taken_batches, taking
 from tdserve.client.tables.draws.sampling import receive_sample
+from tests.errors import raises
 from tests.processes import wait_for
 
 
@@ -279,10 +280,10 @@ def test_take_when_rows_cannot_be_padded_as_asked_then_they_are_in_front_again(
     lengths = torch.nested.nested_tensor([torch.arange(1), torch.arange(2)], layout=torch.jagged)
     queue = client.create_queue(name, rows(0)[0].set("t", torch.arange(2)), 8, ragged=["t"])
     queue.extend(rows(1, 2).set("t", lengths))
-    with pytest.raises(InvalidRequestError, match="pad"):
+    with raises(InvalidRequestError, argument="pad"):
         queue.take(2, pad={"u": 0})
     assert num_leased(queue) == 0
-    with pytest.raises(InvalidRequestError, match="pad"), queue.batches(2, pad={"u": 0}) as batches:
+    with raises(InvalidRequestError, argument="pad"), queue.batches(2, pad={"u": 0}) as batches:
         next(batches)
     with queue.take(2, pad=0) as taken:
         assert taken["t"].tolist() == [[0, 0], [0, 1]]

@@ -10,6 +10,7 @@ from tensordict import TensorDict, tensorclass
 
 import tdserve
 from tdserve.base.errors import InvalidRequestError, SpecMismatchError, TooLargeError
+from tests.errors import raises
 
 
 @tensorclass
@@ -100,7 +101,7 @@ def test_extend_when_rows_have_several_dimensions_and_are_not_to_be_flattened_th
     table = create(client, name)
     with pytest.raises(SpecMismatchError, match="flatten=True"):
         table.extend(rows(2, 2))
-    with pytest.raises(InvalidRequestError, match="priority"):
+    with raises(InvalidRequestError, argument="priority"):
         table.extend(rows(2, 1), flatten=True, priority=torch.zeros(1, 2))
     assert len(table) == 0
 
@@ -142,7 +143,7 @@ def test_extend_when_annotated_rows_are_too_many_then_each_keeps_its_own(client:
     sample = table.sample(64)
     assert torch.equal(sample["priority"], sample["a"] + 1.0)
     assert sample["a"].min() >= 3
-    with pytest.raises(InvalidRequestError, match="priority"):
+    with raises(InvalidRequestError, argument="priority"):
         table.extend(rows(8), priority=torch.ones(5))
 
 

@@ -26,6 +26,7 @@ from tdserve.client.tables.writers.nstep import NStep
 from tdserve.client.tables.writers.writer import ReplayWriter
 from tdserve.rules.replay.samplers.prioritized import Prioritized
 from tdserve.rules.replay.settings import Settings
+from tests.errors import raises
 from tests.processes import wait_for
 from tests.unit.client.tables.recording import WAIT_S, TimedTable, row
 
@@ -91,7 +92,7 @@ def test_append_when_the_writer_brings_some_keys_then_the_others_are_written_lat
     with ReplayWriter(replay, batch=2, keys=["x", ("n", "y")]) as subject:
         for number in range(3):
             subject.append(TensorDict({"x": torch.tensor(number), "n": {"y": torch.tensor(number)}}, []))
-        with pytest.raises(SpecMismatchError, match="score"):
+        with raises(SpecMismatchError, key="score"):
             subject.append(
                 TensorDict({"x": torch.tensor(9), "n": {"y": torch.tensor(9)}, "score": torch.tensor(0.0)}, [])
             )
@@ -102,7 +103,7 @@ def test_append_when_the_writer_brings_some_keys_then_the_others_are_written_lat
     batch = replay.sample(20)
     assert torch.equal(batch["score"], batch["x"].float())
     assert torch.equal(batch["n", "y"], batch["n", "z"])
-    with pytest.raises(KeyNotFoundError, match="reward"):
+    with raises(KeyNotFoundError, key="reward"):
         ReplayWriter(replay, keys=["x", "reward"])
 
 
@@ -171,7 +172,7 @@ def test_append_when_priorities_are_given_then_they_reach_the_table() -> None:
 def test_append_when_the_table_has_no_priorities_then_refused_and_the_writer_goes_on() -> None:
     table = TimedTable()
     with ReplayWriter(table) as subject:
-        with pytest.raises(InvalidRequestError, match="priority"):
+        with raises(InvalidRequestError, argument="priority"):
             subject.append(row(0), priority=1.0)
         subject.append(row(1))
     assert subject.num_acknowledged == 1
@@ -386,7 +387,7 @@ def test_policy_version_when_set_anew_then_rows_keep_the_one_they_were_appended_
     versions = [call["policy_version"] for call in table.calls]
     assert (table.batches, versions[0].tolist(), versions[1]) == ([[0, 1], [2]], [2, 3], None)
     for bad in (-1, True, 1.5):
-        with pytest.raises(InvalidRequestError, match="policy_version"):
+        with raises(InvalidRequestError, argument="policy_version"):
             subject.policy_version = bad  # type: ignore[assignment]
     with pytest.raises(InvalidRequestError, match="without a policy"):
         ReplayWriter(TimedTable(), policy_version=0)

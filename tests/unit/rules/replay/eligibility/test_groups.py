@@ -13,6 +13,7 @@ from tdserve.rules.replay.eligibility.group_selector import GroupSelector
 from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.selector import Selector
 from tests import chi_square
+from tests.errors import raises
 from tests.state_machines import make_tests
 
 _CAPACITY = 20
@@ -161,7 +162,7 @@ def test_draw_when_it_could_never_be_then_refused(num_rows: int, reason: str) ->
 
 @pytest.mark.parametrize("size", [0, 7])
 def test_selector_when_the_size_cannot_be_then_refused(size: int) -> None:
-    with pytest.raises(InvalidRequestError, match="group_size"):
+    with raises(InvalidRequestError, argument="group_size"):
         _selector(np.zeros(6, np.int64), size)
 
 

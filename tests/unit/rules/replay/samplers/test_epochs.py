@@ -14,6 +14,7 @@ from tdserve.rules.replay.samplers.order import Fifo
 from tdserve.rules.replay.samplers.sampler import Uniform, make_epoch_order
 from tdserve.rules.replay.samplers.without_replacement import WithoutReplacement
 from tests import chi_square
+from tests.errors import raises
 
 KINDS = [SortedOrder, EncipheredOrder]
 
@@ -89,7 +90,7 @@ def test_order_when_no_seed_is_given_then_all_readers_have_that_of_seed_0() -> N
 def test_order_when_a_sampler_draws_rows_twice_then_refused() -> None:
     with pytest.raises(InvalidRequestError, match="WithoutReplacement"):
         make_epoch_order(Uniform(), 10, epoch=0)
-    with pytest.raises(InvalidRequestError, match="epoch"):
+    with raises(InvalidRequestError, argument="epoch"):
         make_epoch_order(None, 10, epoch=-1)
 
 

@@ -9,6 +9,7 @@ from tdserve.messages.row_numbers import Rows
 from tdserve.rules.replay.row_indexes.columns import RowColumns
 from tdserve.rules.replay.samplers.without_replacement import EpochSelector, WithoutReplacement
 from tests import chi_square
+from tests.errors import raises
 
 
 def _selector(num_rows: int, capacity: int = 1000) -> EpochSelector:
@@ -169,7 +170,7 @@ def test_draw_when_a_seed_is_given_then_the_same_epochs_whatever_the_tables_own_
 
 @pytest.mark.parametrize("seed", [-1, 1.0, True, "x"])
 def test_sampler_when_the_seed_is_no_number_then_refused(seed: object) -> None:
-    with pytest.raises(InvalidRequestError, match="seed"):
+    with raises(InvalidRequestError, argument="seed"):
         WithoutReplacement(seed=seed)  # type: ignore[arg-type]
 
 
