@@ -2,6 +2,8 @@
 
 The control process starts it and sends its settings on standard input, whose end ends it. A checkpoint that fails is
 tried again at the next time, and costs the server nothing.
+
+``server/README.md`` has a reading order of checkpoints.
 """
 
 from __future__ import annotations

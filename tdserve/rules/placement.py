@@ -1,4 +1,7 @@
-"""Where the stores of several servers live: the owner of a name, and the record of a store that is not simply there."""
+"""Where the stores of several servers live: the owner of a name, and the record of a store that is not simply there.
+
+``server/README.md`` has a reading order of moves.
+"""
 
 from __future__ import annotations
 

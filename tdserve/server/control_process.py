@@ -1,4 +1,7 @@
-"""The control process assembled: stores, sessions, workers and rules behind the methods of the service."""
+"""The control process assembled: stores, sessions, workers and rules behind the methods of the service.
+
+``server/README.md`` has a reading order of recovery.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a server does from the acquisition of its root to its orderly end."""
+"""What a server does from the acquisition of its root to its orderly end.
+
+``server/README.md`` has a reading order of recovery.
+"""
 
 from __future__ import annotations
 

@@ -50,6 +50,21 @@ def test_ways_of_a_row_when_they_name_a_function_then_its_file_has_it(package: l
     assert [place for place in places if place not in found] == []
 
 
+def test_reading_order_when_it_leads_to_a_file_then_that_is_there_and_refers_to_it() -> None:
+    _, *orders = (ROOT / "tdserve/server/README.md").read_text().partition("## Reading orders")[2].split("\n### ")
+    assert len(orders) > 4
+    faults = []
+    for order in orders:
+        feature, paths = order.partition("\n")[0].lower(), re.findall(r"^\| `([\w/]+\.py)`", order, re.MULTILINE)
+        assert len(paths) > 9
+        for path in paths:
+            docstring = ast.get_docstring(ast.parse((ROOT / "tdserve" / path).read_text())) or ""
+            reference = docstring.partition("``server/README.md`` has ")[2].partition(".")[0]
+            if feature not in re.findall(r"\w+", reference.partition("reading order")[2]):
+                faults.append(f"{path}: its docstring does not refer to the reading order of {feature}")
+    assert faults == []
+
+
 def test_protocol_book_when_it_has_the_order_of_messages_then_with_every_message_of_a_session() -> None:
     section = (ROOT / "proto/README.md").read_text().partition("### §4.1")[2].partition("### §4.2")[0]
     grammar, _, rules = section.partition("```\n")[2].partition("```")

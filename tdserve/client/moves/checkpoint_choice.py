@@ -1,4 +1,7 @@
-"""Which checkpoint of a place can be restored in the place of one that cannot."""
+"""Which checkpoint of a place can be restored in the place of one that cannot.
+
+``server/README.md`` has a reading order of checkpoints.
+"""
 
 from __future__ import annotations
 

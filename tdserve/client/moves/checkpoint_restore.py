@@ -1,4 +1,7 @@
-"""Brings the stores of a checkpoint back to a server: each as a new store, with the content that it had."""
+"""Brings the stores of a checkpoint back to a server: each as a new store, with the content that it had.
+
+``server/README.md`` has a reading order of checkpoints.
+"""
 
 from __future__ import annotations
 

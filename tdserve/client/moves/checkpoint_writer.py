@@ -1,4 +1,7 @@
-"""Writes a checkpoint of a server: its stores are read while they serve, then as they are at one moment."""
+"""Writes a checkpoint of a server: its stores are read while they serve, then as they are at one moment.
+
+``server/README.md`` has a reading order of checkpoints.
+"""
 
 from __future__ import annotations
 

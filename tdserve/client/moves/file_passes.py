@@ -1,4 +1,7 @@
-"""Reads the files of a store in passes: in each only what may have changed since the one before."""
+"""Reads the files of a store in passes: in each only what may have changed since the one before.
+
+``server/README.md`` has reading orders of checkpoints and moves.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A place has ``checkpoints/<id>.json``, one manifest each, and ``blocks/<first two digits>/<digest>``: the content of
 blocks by its BLAKE2b digest of 16 bytes. A manifest is written last, so a checkpoint is there as a whole or not at all.
+
+``server/README.md`` has a reading order of checkpoints.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The steps of moves and of checkpoints, as requests to one server."""
+"""The steps of moves and of checkpoints, as requests to one server.
+
+``server/README.md`` has a reading order of moves.
+"""
 
 from __future__ import annotations
 

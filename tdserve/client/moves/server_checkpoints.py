@@ -1,4 +1,7 @@
-"""Checkpoints of one server at a place: written, listed and brought back."""
+"""Checkpoints of one server at a place: written, listed and brought back.
+
+``server/README.md`` has a reading order of checkpoints.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows that leave a table since they were deleted or acknowledged, or are too old."""
+"""Rows that leave a table since they were deleted or acknowledged, or are too old.
+
+``server/README.md`` has a reading order of leases.
+"""
 
 from __future__ import annotations
 

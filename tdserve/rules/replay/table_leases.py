@@ -1,4 +1,7 @@
-"""Rows of a table on lease: their owners acknowledge them, keep them for longer, or give them back."""
+"""Rows of a table on lease: their owners acknowledge them, keep them for longer, or give them back.
+
+``server/README.md`` has a reading order of leases.
+"""
 
 from __future__ import annotations
 

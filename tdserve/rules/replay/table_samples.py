@@ -1,4 +1,7 @@
-"""Samples of a table: rows are drawn for them, and each is finished once it was sent, or undone."""
+"""Samples of a table: rows are drawn for them, and each is finished once it was sent, or undone.
+
+``server/README.md`` has a reading order of leases.
+"""
 
 from __future__ import annotations
 

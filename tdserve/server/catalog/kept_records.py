@@ -1,4 +1,7 @@
-"""Keeps what the catalog has of each store in its folder too, and makes it a store again from that."""
+"""Keeps what the catalog has of each store in its folder too, and makes it a store again from that.
+
+``server/README.md`` has a reading order of syncs.
+"""
 
 from __future__ import annotations
 

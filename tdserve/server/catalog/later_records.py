@@ -1,4 +1,7 @@
-"""Finds stores whose folder has a later record of them than the catalog, as beside a catalog of an earlier moment."""
+"""Finds stores whose folder has a later record of them than the catalog, as beside a catalog of an earlier moment.
+
+``server/README.md`` has a reading order of syncs.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ whose number it has is never later.
 
 Numbers follow the clock, so that those of two catalogs that continued from one differ. They only grow, also if the
 clock is set back.
+
+``server/README.md`` has a reading order of syncs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """Stores that serve no request, because they move to another server or have done so, and times at which none is
-made."""
+made.
+
+``server/README.md`` has reading orders of checkpoints and moves.
+"""
 
 from __future__ import annotations
 

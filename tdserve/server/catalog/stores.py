@@ -1,4 +1,7 @@
-"""The stores of a root: created, found, waited for and deleted; kept in the catalog on disk and restored from it."""
+"""The stores of a root: created, found, waited for and deleted; kept in the catalog on disk and restored from it.
+
+``server/README.md`` has a reading order of recovery.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The requests of a session: each is routed to its handler, and ends in exactly one answer."""
+"""The requests of a session: each is routed to its handler, and ends in exactly one answer.
+
+``server/README.md`` has a reading order of syncs.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ After a loss of power, any subset of the pages that were written since the last 
 catalog nor a generation can be trusted then, since their pages may be of different moments. So the catalog
 is replaced by its copy of the last sync, and rows and versions count only if they prove to be unchanged. All of this
 can be repeated after a crash in the middle.
+
+``server/README.md`` has reading orders of recovery and syncs.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ control process.
 It reads one order per line, as JSON, from its standard input, and answers each with a line. Syncing takes processor,
 disk and interpreter lock for as long as there is much to write, so it has a process of its own, with low priority. The
 process ends when its input ends.
+
+``server/README.md`` has a reading order of syncs.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ A pass covers every store that was used since the start. A request that must not
 reached the disk waits for a pass that began after the write; one pass serves all such requests. Regular passes come at
 their time however often others are requested. What a pass could not sync, for example because the disk is full, is
 tried again after a pause, for as long as a request waits for it.
+
+``server/README.md`` has a reading order of syncs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Answers of committed requests, kept also on disk so that a retry after a lost answer changes nothing twice."""
+"""Answers of committed requests, kept also on disk so that a retry after a lost answer changes nothing twice.
+
+``server/README.md`` has a reading order of recovery.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The rows of a store after a loss of power, and new generations for them."""
+"""The rows of a store after a loss of power, and new generations for them.
+
+``server/README.md`` has a reading order of syncs.
+"""
 
 from __future__ import annotations
 

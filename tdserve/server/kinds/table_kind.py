@@ -1,4 +1,7 @@
-"""Replay tables and queues."""
+"""Replay tables and queues.
+
+``server/README.md`` has a reading order of recovery.
+"""
 
 from __future__ import annotations
 

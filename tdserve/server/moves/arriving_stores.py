@@ -5,6 +5,8 @@ From ``complete`` on a record in the catalog keeps what has come, also over a re
 released the store by now. A client that finds it released has it shown. Each attempt to move a store is a move of its
 own: of one that was given up nothing is ever shown. What a client leaves that is killed goes once the client is
 forgotten, or with the next restart.
+
+``server/README.md`` has reading orders of checkpoints and moves.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The client has read the files of the stores while they served. Then all of them are brought to rest, and what has
 changed since is copied apart; so are the values, from a transaction that was begun at that moment.
+
+``server/README.md`` has a reading order of checkpoints.
 """
 
 from __future__ import annotations

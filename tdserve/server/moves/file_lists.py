@@ -7,6 +7,8 @@ The checksums of rows (``watermark``) go along, so that damage of this server's 
 is compared with its checksum only while it has the generation that is beside it. So checksums that are older than the
 rows do no harm, and a store at rest does not wait until they are read again. Those of another structure are left out:
 the next sync replaces their file, and blocks of both would look alike.
+
+``server/README.md`` has reading orders of checkpoints and moves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Stores that leave for another server: their files are read, they are sealed, and released once they are there."""
+"""Stores that leave for another server: their files are read, they are sealed, and released once they are there.
+
+``server/README.md`` has a reading order of moves.
+"""
 
 from __future__ import annotations
 

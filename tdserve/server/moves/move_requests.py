@@ -1,5 +1,8 @@
 """Serves the steps of moves, which a client takes at the server that has a store and at the one that gets it, and those
-of checkpoints."""
+of checkpoints.
+
+``server/README.md`` has reading orders of moves and recovery.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A program that is started again with other settings is meant to continue with them, whatever those of the checkpoint
 were.
+
+``server/README.md`` has a reading order of checkpoints.
 """
 
 from __future__ import annotations

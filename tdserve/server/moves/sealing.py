@@ -1,4 +1,7 @@
-"""Brings stores to rest: from then on they are not used, until their seals end."""
+"""Brings stores to rest: from then on they are not used, until their seals end.
+
+``server/README.md`` has reading orders of checkpoints and moves.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Rows that local clients were writing when they, or the server, ended; they wait for proof that the writers are
-gone."""
+gone.
+
+``server/README.md`` has a reading order of recovery.
+"""
 
 from __future__ import annotations
 

@@ -24,6 +24,6 @@ last-overwrite             with the answer to the latest overwrite of few rows  
 departure:UID              with the answer, before rows leave their table         the opening: they leave
 =========================  =====================================================  ===================================
 
-``server/README.md`` has the steps in their order ("After a restart"). After a loss of power, ``forget_writers`` deletes
-all records but those of ``alter`` and ``departure``.
+``server/README.md`` has a reading order of recovery, and its steps as calls ("After a restart"). After a loss of power,
+``forget_writers`` deletes all records but those of ``alter`` and ``departure``.
 """

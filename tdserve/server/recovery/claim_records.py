@@ -1,6 +1,6 @@
 """Records of the rows that a writer may claim; after a restart its claim file shows what became of them.
 
-``server/README.md`` has a reading order of claims.
+``server/README.md`` has reading orders of claims and recovery.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The catalog's transaction and the mapped files cannot change together, so the transaction comes first. Its record, one
 for each table, stays until the rows have left, and is deleted with a later transaction: carried out once more, it
 changes nothing.
+
+``server/README.md`` has reading orders of leases and recovery.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The records of draws that tables keep for data-parallel readers: a restarted server answers a step as before."""
+"""The records of draws that tables keep for data-parallel readers: a restarted server answers a step as before.
+
+``server/README.md`` has a reading order of recovery.
+"""
 
 from __future__ import annotations
 

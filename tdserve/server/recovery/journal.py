@@ -1,4 +1,7 @@
-"""Writes to live rows, which are recorded before they are applied, so that a crash after that can be repaired."""
+"""Writes to live rows, which are recorded before they are applied, so that a crash after that can be repaired.
+
+``server/README.md`` has a reading order of recovery.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Rows that a local client was overwriting in place when it died: they report DATA_LOSS until they are written again.
 
 They stay odd, so that a client that reads the files itself finds them unreadable and asks the server for the reason.
+
+``server/README.md`` has a reading order of recovery.
 """
 
 from __future__ import annotations

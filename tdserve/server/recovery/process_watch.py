@@ -1,4 +1,7 @@
-"""Local writers that have disconnected and may still write; finds out when they are proved gone."""
+"""Local writers that have disconnected and may still write; finds out when they are proved gone.
+
+``server/README.md`` has a reading order of recovery.
+"""
 
 from __future__ import annotations
 

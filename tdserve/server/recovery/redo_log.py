@@ -4,6 +4,8 @@ The catalog's transaction and the mapped generations cannot change together. So 
 contains, besides the new counters and the answer, which rows must become even. Both are written within one turn of the
 event loop, so that at most one commit, the last, is ever half done. A long commit, of very many rows, takes several
 turns, and keeps a record of its own until it is done.
+
+``server/README.md`` has a reading order of recovery.
 """
 
 from __future__ import annotations

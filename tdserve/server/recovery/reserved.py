@@ -1,4 +1,7 @@
-"""Records of the rows that a local writer may fill; after a restart they wait for the proof that it is gone."""
+"""Records of the rows that a local writer may fill; after a restart they wait for the proof that it is gone.
+
+``server/README.md`` has a reading order of recovery.
+"""
 
 from __future__ import annotations
 

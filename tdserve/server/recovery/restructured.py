@@ -1,4 +1,7 @@
-"""Records of stores' new structures, each kept from when the structure takes effect until all files are in place."""
+"""Records of stores' new structures, each kept from when the structure takes effect until all files are in place.
+
+``server/README.md`` has a reading order of recovery.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Lets writers claim rows of tables: who gets how many, and what becomes of their claims.
 
-``server/README.md`` has a reading order of claims.
+``server/README.md`` has reading orders of claims and recovery.
 """
 
 from __future__ import annotations

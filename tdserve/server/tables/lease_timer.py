@@ -1,4 +1,7 @@
-"""Gives rows back whose lease is over: one timer for the leases of all tables."""
+"""Gives rows back whose lease is over: one timer for the leases of all tables.
+
+``server/README.md`` has a reading order of leases.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Changes of replay tables without content: priorities, deletions, limiters, acknowledgements."""
+"""Changes of replay tables without content: priorities, deletions, limiters, acknowledgements.
+
+``server/README.md`` has a reading order of leases.
+"""
 
 from __future__ import annotations
 

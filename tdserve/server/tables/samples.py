@@ -1,4 +1,7 @@
-"""Sampling: the table draws rows, and the session's mover sends them."""
+"""Sampling: the table draws rows, and the session's mover sends them.
+
+``server/README.md`` has a reading order of leases.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ New content is first created and filled in a folder of its own, as a small store
 are no writes, one transaction makes the new structure the store's. Files and values are renamed into their places after
 it, and again after a crash. Readers see the structure number in the generation file change before any file does. What
 they have mapped stays valid; a read that was interrupted is repeated.
+
+``server/README.md`` has a reading order of recovery.
 """
 
 from __future__ import annotations

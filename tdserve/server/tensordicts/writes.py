@@ -4,6 +4,8 @@ The content of a write first arrives in a staging file (or inside the message). 
 answer, records what will be applied where: this decides the write. The rows become odd, a worker copies, the rows
 become even, and the answer's record replaces the journal entry, for which there is always room. After a crash behind
 the journal entry the write is applied again; before it, nothing has happened.
+
+``server/README.md`` has a reading order of recovery.
 """
 
 from __future__ import annotations

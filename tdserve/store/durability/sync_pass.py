@@ -2,6 +2,8 @@
 
 First it copies the catalog as of one moment, then it syncs and records every store's rows and versions, then the copy
 replaces the previous one. So everything that the copy lists has reached the disk before it.
+
+``server/README.md`` has a reading order of syncs.
 """
 
 from __future__ import annotations

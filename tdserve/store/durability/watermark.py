@@ -9,6 +9,8 @@ other files' pages, had reached the disk.
 Layout, little-endian: 8 bytes magic, 32 bytes store uid (hexadecimal digits), int64 number of entries, 32 bytes SHA-256
 of the description of what the checksums cover, zeros up to 4096; then int64 generation and uint64 checksum per row, and
 one more entry for the store's own number.
+
+``server/README.md`` has a reading order of syncs.
 """
 
 from __future__ import annotations

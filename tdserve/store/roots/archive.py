@@ -2,6 +2,8 @@
 
 In a folder a content is there whole or not at all. So it is at a URL whose file system writes it at once, as object
 stores do; elsewhere a process that is killed while it writes may leave a part, whose size shows that.
+
+``server/README.md`` has a reading order of checkpoints.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The record of a server's run in its root: whether it has ended in order, and in which boot of the machine it was."""
+"""The record of a server's run in its root: whether it has ended in order, and in which boot of the machine it was.
+
+``server/README.md`` has reading orders of recovery and syncs.
+"""
 
 from __future__ import annotations
 

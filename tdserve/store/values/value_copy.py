@@ -2,6 +2,8 @@
 
 Without a sync per commit, LMDB's files reach the disk in no order: a loss of power may leave an environment that does
 not open, or one with pages of different moments. So it is not read after a loss of power; this copy replaces it.
+
+``server/README.md`` has a reading order of syncs.
 """
 
 from __future__ import annotations

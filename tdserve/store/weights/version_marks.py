@@ -1,4 +1,7 @@
-"""Records which version files have reached the disk, with checksums that verify them after a loss of power."""
+"""Records which version files have reached the disk, with checksums that verify them after a loss of power.
+
+``server/README.md`` has a reading order of syncs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checkpoints of several servers: one of each, below a place of all."""
+"""Checkpoints of several servers: one of each, below a place of all.
+
+``server/README.md`` has a reading order of checkpoints.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The calls of a cluster's client that know on which server a store is: moves and checkpoints."""
+"""The calls of a cluster's client that know on which server a store is: moves and checkpoints.
+
+``server/README.md`` has a reading order of moves.
+"""
 
 from __future__ import annotations
 

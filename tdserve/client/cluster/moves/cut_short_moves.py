@@ -1,5 +1,8 @@
 """Finishes moves whose movers were lost when the target had all of the store: the target keeps that for ever, since it
-cannot know whether the source has released the store."""
+cannot know whether the source has released the store.
+
+``server/README.md`` has a reading order of moves.
+"""
 
 from __future__ import annotations
 

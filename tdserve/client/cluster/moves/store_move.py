@@ -3,6 +3,8 @@
 Its files are copied while it serves, and again what has changed since. Then it is sealed: its clients wait, and
 what is left is copied, with all that is on record of it. Once the source releases it, the target has it. After an
 earlier crash the store stays at the source; after a later one the next request completes the move.
+
+``server/README.md`` has a reading order of moves.
 """
 
 from __future__ import annotations

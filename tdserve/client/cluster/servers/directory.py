@@ -1,4 +1,7 @@
-"""Finds the server of each store: the owner of its name, or another."""
+"""Finds the server of each store: the owner of its name, or another.
+
+``server/README.md`` has a reading order of moves.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows on lease: taken from a table until they are acknowledged; if they are not, others may take them again."""
+"""Rows on lease: taken from a table until they are acknowledged; if they are not, others may take them again.
+
+``server/README.md`` has a reading order of leases.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Decides which rows a sample may draw: one selector for each combination of conditions that samples have requested."""
+"""Decides which rows a sample may draw: one selector for each combination of conditions that samples have requested.
+
+``server/README.md`` has a reading order of leases.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""When leases end that do not last as long as their session."""
+"""When leases end that do not last as long as their session.
+
+``server/README.md`` has a reading order of leases.
+"""
 
 from __future__ import annotations
 

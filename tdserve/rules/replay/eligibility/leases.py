@@ -1,4 +1,7 @@
-"""Leases: rows that were handed out and are not acknowledged yet. The table decides what becomes of them."""
+"""Leases: rows that were handed out and are not acknowledged yet. The table decides what becomes of them.
+
+``server/README.md`` has a reading order of leases.
+"""
 
 from __future__ import annotations
 
