@@ -2,6 +2,9 @@
 
 Every object here wraps a synchronous one, and passes each call on to a thread of its client, so that the event loop
 continues.
+
+Read ``async_client`` first; its handles are ``async_handles``. Their classes are made by ``async_objects``, from the
+synchronous ones; ``async_calls`` has the threads. ``dtensor`` has the calls of ``tdserve.dtensor``.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@
 
 A version of ``policy`` is an index. The shards are versions of ``policy.part-0``, ``policy.part-1`` and so on, one for
 each rank that publishes; so they are spread over the servers of a cluster.
+
+Read ``sharded_publish`` first, with ``publish_plan``, then ``sharded_index`` and ``sharded_reads``. ``shard_regions``
+and ``state_leaves`` say what a process has, ``sharded_misfits`` what does not fit.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@
 ``table_storage`` is the storage, ``shared_table`` its table on the server, ``table_rows`` converts rows on the way;
 ``table_samplers``, ``slice_draws`` and ``table_writer`` take the places of TorchRL's sampler and writer, and
 ``torchrl_private`` puts them into a buffer.
+
+``table_draws`` is what samplers share, ``local_slices`` draws in this process. ``table_edits`` and
+``conditional_updates`` change rows, ``table_checkpointer`` dumps and loads them. ``weight_sync`` publishes weights,
+with ``receivers`` and ``forward_guard`` at the other end.
 """
 
 from __future__ import annotations

@@ -95,23 +95,24 @@ def read_docstring(path: str) -> str:
     return ast.get_docstring(ast.parse((ROOT / "tdserve" / path / "__init__.py").read_text())) or ""
 
 
-@pytest.mark.parametrize("path", ["cli", "server", "client", "client/session", "rules/replay", "store", "structure"])
-def test_map_of_a_room_when_it_has_packages_then_each_is_there(path: str) -> None:
-    packages = {each.parent.name for each in (ROOT / "tdserve" / path).glob("*/__init__.py")}
-    assert packages - set(re.findall(r"``(\w+)``", read_docstring(path))) == set()
+def list_children(folder: Path) -> set[str]:
+    modules = {each.stem for each in folder.glob("[a-z]*.py") if "_pb2" not in each.stem}
+    return modules | {each.parent.name for each in folder.glob("*/__init__.py")}
 
 
-def test_map_of_a_room_when_it_has_a_reading_order_then_each_module_is_named() -> None:
-    heads = ("cli", "client", "rules", "server", "store", "structure")
-    rooms = [each.parent for head in heads for each in (ROOT / "tdserve" / head).rglob("__init__.py")]
-    described = {room: read_docstring(str(room.relative_to(ROOT / "tdserve"))) for room in rooms}
-    mapped = [room for room, text in described.items() if re.search(r"^Read ", text, re.MULTILINE)]
-    assert len(mapped) > 20
+def test_docstring_of_a_package_when_read_then_it_names_each_module_and_package_in_it() -> None:
+    packages = [each.parent for each in (ROOT / "tdserve").rglob("__init__.py")]
+    packages = [each for each in packages if each.name not in ("tdserve", "v1")]  # for users; generated
+    assert len(packages) > 80
     lacking = {
-        str(room): [each.stem for each in room.glob("[a-z]*.py") if f"``{each.stem}``" not in described[room]]
-        for room in mapped
+        str(each): list_children(each) - set(re.findall(r"``(\w+)``", read_docstring(str(each)))) for each in packages
     }
-    assert {room: names for room, names in lacking.items() if names} == {}
+    assert {package: names for package, names in lacking.items() if names} == {}
+
+
+def test_floors_when_the_guide_shows_them_then_with_each_module_and_package_of_tdserve() -> None:
+    floors = (ROOT / "tdserve/guide/architecture.md").read_text().partition("```\n")[2].partition("```")[0]
+    assert list_children(ROOT / "tdserve") - set(re.findall(r"\w+", floors)) == set()
 
 
 def test_reading_order_of_replay_when_it_leads_to_a_module_or_room_then_that_exists() -> None:

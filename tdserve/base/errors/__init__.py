@@ -54,6 +54,8 @@ Every class is built from keyword fields, renders its own message from them, sur
 ``(class name, fields)``: see ``tdserve.control.status``. ``code`` is the gRPC status name. ``retryable`` is true if
 the same call may succeed later without being changed; which of these calls clients make again by themselves is
 ``REPEATED`` in ``tdserve.client.session.calls.call_conditions``.
+
+``tdserve_error`` has the base class. The others are in ``request_errors``, ``state_errors`` and ``transport_errors``.
 """
 
 from __future__ import annotations
