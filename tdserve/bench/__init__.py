@@ -14,4 +14,5 @@ are for:
    ``machine_facts`` and ``fitted_table``.
 4. Models: ``cost_model`` and ``call_costs``, shown by ``cost_report``; ``occupancy_model`` and ``occupancy_report``;
    ``simulation``, with ``simulated_cluster`` and ``simulated_time``.
+5. ``peers``: other systems at the same jobs.
 """

@@ -20,7 +20,6 @@ from transfer_queue.storage.clients.base import StorageClientFactory  # noqa: E4
 
 import tdserve  # noqa: E402
 from tdserve.transfer_queue import register  # noqa: E402
-from tests.errors import raises  # noqa: E402
 from tests.integration.guide_pages import python_of  # noqa: E402
 
 pytestmark = [
@@ -175,13 +174,13 @@ def test_checkpoint_when_loaded_then_replaces_what_is_there(
     assert other.list_fields() == ["gone", "n", "text"]
     with pytest.raises(KeyError):
         other.get(["5@gone"])
-    with raises(tdserve.InvalidRequestError, argument="checkpoint_dir"):
+    with pytest.raises(tdserve.InvalidRequestError, match="checkpoint_dir"):
         other.load(tmp_path / "none")
     other.close()
 
 
 def test_setting_when_unknown_then_is_refused_by_name(server: tdserve.Server) -> None:
-    with raises(tdserve.InvalidRequestError, argument="backend.tdserve.adress"):
+    with pytest.raises(tdserve.InvalidRequestError, match=r"backend\.tdserve\.adress"):
         StorageClientFactory.create("tdserve", {"adress": server.address})
 
 

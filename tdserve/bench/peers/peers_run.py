@@ -52,7 +52,7 @@ def run_peers(console: Console, *, num_rounds: int | None, is_quick: bool, paren
             if missing := kind.find_missing():
                 console.print(f"{kind.label} is left out; it needs {missing}", markup=False)
                 continue
-            clients[kind.label] = stack.enter_context(_opened(kind, Path(folder), is_quick))
+            clients[kind.label] = stack.enter_context(_open_client(kind, Path(folder), is_quick))
             figures[kind.label] = {job.label: [] for job in jobs}
         for job in (job for _ in range(num_rounds or (1 if is_quick else NUM_ROUNDS)) for job in jobs):
             for label, client in list(clients.items()):
@@ -70,7 +70,7 @@ def run_peers(console: Console, *, num_rounds: int | None, is_quick: bool, paren
 
 
 @contextmanager
-def _opened(kind: type[Contender], folder: Path, is_quick: bool) -> Iterator[Child]:
+def _open_client(kind: type[Contender], folder: Path, is_quick: bool) -> Iterator[Child]:
     own = folder / kind.__name__
     own.mkdir()
     with closing(Child(run_jobs, kind, own, is_quick)) as client:

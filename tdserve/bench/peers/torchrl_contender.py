@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ class HeldObjects:
     """What the remote process holds; TorchRL's buffers are called through it."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, Any] = {}
+        self._replays: dict[str, Any] = {}
         self._values: dict[str, TensorDict] = {}
 
     def create(self, name: str, capacity: int, folder: str) -> None:
@@ -29,15 +28,15 @@ class HeldObjects:
         from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
 
         logging.getLogger("torchrl").setLevel(logging.WARNING)
-        self._buffers[name] = TensorDictReplayBuffer(storage=LazyMemmapStorage(capacity, scratch_dir=folder))
+        self._replays[name] = TensorDictReplayBuffer(storage=LazyMemmapStorage(capacity, scratch_dir=folder))
 
     def extend(self, name: str, rows: TensorDict) -> None:
         """Writes rows."""
-        self._buffers[name].extend(rows)
+        self._replays[name].extend(rows)
 
     def sample(self, name: str, num_rows: int) -> TensorDictBase:
         """Draws rows."""
-        found: TensorDictBase = self._buffers[name].sample(num_rows)
+        found: TensorDictBase = self._replays[name].sample(num_rows)
         return found
 
     def put(self, name: str, value: TensorDict) -> None:
@@ -103,8 +102,6 @@ class TorchRLOverRPC(Contender):
 def _join(name: str, rank: int, port: int) -> None:
     from torch.distributed import rpc
 
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("TP_SOCKET_IFNAME", "lo")
     # as over a network: tensors on one machine would go through shared memory otherwise
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=f"tcp://{LOOPBACK}:{port}", _transports=["uv"], _channels=["basic"]
