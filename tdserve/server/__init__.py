@@ -11,5 +11,6 @@ Its rooms, of which each imports only those before it:
 
 What puts them together is here. Read ``server_process`` (the program, which starts with ``start_lines``), ``serving``
 (from the acquisition of the root to the orderly end, which ``root_watch`` may bring about), ``control_process`` (all
-parts behind the methods of the service), and ``observation`` (its figures). ``README.md`` has the ways of a row.
+parts behind the methods of the service), and ``observation`` (its figures). ``README.md`` has the ways of a row, and
+reading orders of features that several rooms decide.
 """
