@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +27,9 @@ from tdserve.bench.workload_data import (
 
 MIN_STEPS = 3
 """A step that takes longer than the time of a round is made this often all the same."""
+
+WARM_VERSIONS = 5
+"""Versions of weights before the first that is measured: a server that keeps some makes files, or memory, for these."""
 
 SAMPLE_ROWS = 256
 ITEM = TensorDict({"a": torch.arange(8.0), "b": torch.tensor(3)}, [])
@@ -142,9 +146,9 @@ def _send(table: _Table, num_rows: int, contender: Contender) -> Steps:
 
 
 def _send_single(table: _Table, contender: Contender) -> Steps:
-    name, rows = table.open(contender, use="single"), table.pool.iter_batches(1)
+    name, rows = table.open(contender, use="single"), cycle(list(table.pool.rows))
     check = partial(table.check_sample, contender, name)
-    return Steps(lambda: contender.send_one(name, next(rows)[0]), contender.flush, check)
+    return Steps(lambda: contender.send_one(name, next(rows)), contender.flush, check)
 
 
 def _extend(table: _Table, contender: Contender) -> Steps:
@@ -168,6 +172,8 @@ def _publish(weights: TensorDict, contender: Contender) -> Steps:
         contender.publish("weights", weights)
         return contender.pull("weights", into)
 
+    for _ in range(WARM_VERSIONS):
+        publish_and_pull()
     return Steps(publish_and_pull, contender.flush, lambda found: check_equal(found, weights, what="weights"))
 
 

@@ -27,6 +27,7 @@ class _OverTransport(Contender):
         self._stack = ExitStack()
         self._sent: deque[Future[Any]] = deque()
         self._tables: dict[str, tdserve.ReplayHandle] = {}
+        self._items: Any = None
         self._writers: dict[str, Any] = {}
 
     @classmethod
@@ -67,12 +68,12 @@ class _OverTransport(Contender):
         return found
 
     def put(self, name: str, value: TensorDict) -> None:
-        if "items" not in self._client:
-            self._client.create_kv("items")
-        self._client.kv("items").put(name, value)
+        if self._items is None:
+            self._items = self._client.create_kv("items")
+        self._items.put(name, value)
 
     def get(self, name: str) -> TensorDictBase:
-        found: TensorDictBase = self._client.kv("items").get(name)
+        found: TensorDictBase = self._items[name]
         return found
 
     def publish(self, name: str, weights: TensorDict) -> None:

@@ -74,6 +74,8 @@ def test_command_when_asked_for_help_then_explains_itself(command: str, capsys: 
         ["ls", "--color"],
         ["bench", "all"],
         ["bench", "simulate", "--plot", "a.png"],
+        ["bench", "peers", "--plot", "a.png"],
+        ["bench", "peers", "small"],
         ["guide", "nothing"],
         ["demo", "--seed", "x"],
         ["serve", "--umask", "9"],
