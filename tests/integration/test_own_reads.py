@@ -142,9 +142,9 @@ def test_sample_when_there_are_too_few_rows_then_waits_until_there_are_enough(
 
 def test_sample_when_rows_lack_leaves_then_draws_none_of_them(replay: tdserve.ReplayHandle) -> None:
     replay.extend(make_rows(*range(32)).select("x"))
-    assert set(replay.sample(512)["index"].tolist()) == set(range(32, CAPACITY))
+    assert set(replay.sample(2048)["index"].tolist()) == set(range(32, CAPACITY))
     replay.set_at_("n", TensorDict({"y": torch.arange(32)}, [32]), list(range(32)))
-    assert set(replay.sample(1024)["index"].tolist()) == set(range(CAPACITY))
+    assert set(replay.sample(4096)["index"].tolist()) == set(range(CAPACITY))
 
 
 def test_sample_when_a_limiter_comes_to_count_them_then_those_without_control_count(

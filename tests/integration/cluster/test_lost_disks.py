@@ -59,7 +59,7 @@ def test_table_when_a_disk_is_lost_then_goes_on_without_that_part_until_it_is_ma
         with connecting(crashing, timeout_s=60.0) as late, caplog.at_level(logging.WARNING, "tdserve.client"):
             for handle in (table, late.replay(name)):
                 with at_once(15.0):
-                    assert set(handle.sample(200)["number"].tolist()) == others
+                    assert set(handle.sample(1000)["number"].tolist()) == others
                     assert set(handle[:]["number"].tolist()) == others
                     assert handle.info()["degraded"] == [lost]
                     assert handle.is_degraded

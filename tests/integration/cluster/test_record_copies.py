@@ -52,7 +52,7 @@ def test_table_when_the_server_with_its_record_is_killed_then_new_clients_go_on_
         table = late.replay(name)
         lost = table.placement.servers.index(owner)
         others = {*range(30)} - {*range(10 * lost, 10 * lost + 10)}
-        assert set(table.sample(200)["number"].tolist()) == others
+        assert set(table.sample(1000)["number"].tolist()) == others
         assert table.info()["degraded"] == [lost]
         assert len(late.create_replay(name, like, 300, shards="all", exists_ok=True)) == 20
         with pytest.raises(tdserve.StoreExistsError, match="exists_ok=True"):
