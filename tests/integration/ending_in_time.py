@@ -12,8 +12,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 import tdserve
 from tests.processes import all_below, state_of, wait_for
 
-LIMIT_S = 6.0
-"""Limit for calls without a timeout of their own, twenty at once on a busy machine; alone they take 2 s."""
+LIMIT_S = 10.0
+"""Limit for calls without a timeout of their own, many at once on a busy machine: alone they take 3 s, and beside three
+other test runs 6.5 s. A call that waits for the server takes 30 s."""
 
 
 def timed(call: Callable[[], object]) -> float:
